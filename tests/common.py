@@ -1,0 +1,170 @@
+"""Small models, batches and comparisons that several tests share."""
+
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from transformer_jax.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TokenizerConfig,
+    TrainConfig,
+)
+from transformer_jax.loss import token_loss
+from transformer_jax.model import Transformer
+from transformer_jax.step import LossFn
+from transformer_jax.types import Batch, Params
+
+VOCABULARY = 11
+START, END = 1, 2
+
+
+def tiny(**changes: Any) -> ModelConfig:
+    """The smallest model in which every part is present, without dropout."""
+    small = {"layers": 1, "d_model": 16, "heads": 2, "d_ff": 24, "max_length": 16, "dropout": 0.0}
+    return ModelConfig(**(small | changes))
+
+
+def make_batch(
+    lengths: Sequence[tuple[int, int]], source: int = 7, target: int = 6, seed: int = 0
+) -> Batch:
+    """Random sentences of the given (source, target) lengths; a length of 0 is an empty row."""
+    draw = np.random.default_rng(seed)
+
+    def ids(wanted: Sequence[int], width: int) -> np.ndarray:
+        rows = draw.integers(3, VOCABULARY, (len(wanted), width)).astype(np.int32)
+        for row, length in zip(rows, wanted, strict=True):
+            row[length:] = 0
+            row[max(length - 1, 0) : length] = END
+        return rows
+
+    sources = ids([length for length, _ in lengths], source)
+    targets = ids([length for _, length in lengths], target)
+    return Batch(sources, shift_right(targets), targets)
+
+
+def shift_right(targets: np.ndarray) -> np.ndarray:
+    """What the decoder reads: the start id, then the targets but the last; no end symbol."""
+    shifted = np.concatenate([np.full_like(targets[:, :1], START), targets[:, :-1]], axis=1)
+    return np.where((shifted == END) | (targets == 0), 0, shifted).astype(np.int32)
+
+
+@cache
+def build(
+    config: ModelConfig, source: int = VOCABULARY, target: int = VOCABULARY
+) -> tuple[Transformer, Params]:
+    """A model and parameters of which none is 0 or 1, so that every term shows."""
+    model = Transformer(config, source, target)
+    params = jax.eval_shape(model.init, jax.random.key(0), make_batch([(5, 4)]))["params"]
+    draw = np.random.default_rng(0)
+
+    def array(path: Any, leaf: Any) -> jax.Array:
+        mean = 1.0 if path[-1].key == "scale" else 0.0
+        return jnp.asarray(draw.normal(mean, 0.2, leaf.shape), leaf.dtype)
+
+    return model, jax.tree_util.tree_map_with_path(array, params)
+
+
+@cache
+def forward(config: ModelConfig) -> Callable[..., Any]:
+    """The compiled model: (batch, key=None) -> logits, aux."""
+    model, params = build(config)
+    apply = jax.jit(model.apply)
+    return lambda batch, key=None: apply({"params": params}, batch, key)
+
+
+@cache
+def gradient(config: ModelConfig) -> Callable[[Batch], Any]:
+    """The compiled gradient: batch -> (sum of losses, count), gradient of the sum."""
+    model, params = build(config)
+    grad = jax.jit(jax.value_and_grad(loss_of(model), has_aux=True))
+    return lambda batch: grad(params, batch, None)
+
+
+def loss_of(model: Transformer, smoothing: float = 0.1) -> LossFn:
+    """The loss that training uses, of `model`."""
+
+    def loss(params: Params, batch: Batch, key: Any) -> tuple[jax.Array, jax.Array]:
+        logits, _ = model.apply({"params": params}, batch, key)
+        return token_loss(logits, jnp.asarray(batch.target_out), smoothing)
+
+    return loss
+
+
+def flat(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree of dicts by "path/to/leaf"."""
+    return dict(flatten_dict(tree, sep="/"))
+
+
+def assert_gradients_close(actual: Params, wanted: Params, tolerance: float) -> float:
+    """Each leaf's error is at most `tolerance` of its norm, or of 1/1000 of the whole's norm.
+
+    Returns the largest error so measured.
+    """
+    whole = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(wanted)))
+
+    def error(a: Any, b: Any) -> float:
+        difference = np.linalg.norm(np.asarray(a) - np.asarray(b))
+        return float(difference / max(np.linalg.norm(b), 1e-3 * whole))
+
+    errors = jax.tree.map(error, actual, wanted)
+    worst = max(jax.tree.leaves(errors))
+    assert worst <= tolerance, errors
+    return worst
+
+
+WORDS = {
+    "red": "rot",
+    "green": "grün",
+    "blue": "blau",
+    "small": "klein",
+    "old": "alt",
+    "new": "neu",
+}
+
+
+def write_pairs(folder: Path, name: str, count: int, seed: int) -> str:
+    """Two files of colours and their German words in reverse; returns the corpus' name."""
+    rng = random.Random(seed)
+    rows = [rng.choices(list(WORDS), k=rng.randint(2, 6)) for _ in range(count)]
+    source, target = folder / f"{name}.en", folder / f"{name}.de"
+    source.write_text("".join(" ".join(row) + "\n" for row in rows), "utf-8")
+    target.write_text(
+        "".join(" ".join(WORDS[w] for w in row[::-1]) + "\n" for row in rows), "utf-8"
+    )
+    return f"{source},{target}"
+
+
+def reversing_config(folder: Path) -> Config:
+    """Words in reverse, from text files in `folder`: 12 steps with every kind of dropout on."""
+    return Config(
+        model=ModelConfig(
+            layers=1,
+            d_model=16,
+            heads=2,
+            d_ff=32,
+            max_length=32,
+            dropout=0.1,
+            attention_dropout=0.1,
+            ffn_dropout=0.1,
+        ),
+        tokenizer=TokenizerConfig(vocabulary=320, sampling=0.1),
+        data=DataConfig(
+            train=(write_pairs(folder, "train", 150, 1),),
+            dev=(write_pairs(folder, "dev", 20, 2),),
+            batch_tokens=256,
+            shapes=1,
+            cache=str(folder / "cache"),
+        ),
+        optimizer=OptimizerConfig(schedule="inverse_sqrt", learning_rate=0.01, warmup=5, ema=0.9),
+        train=TrainConfig(steps=12, evaluate_every=6, save_every=4, log_every=2),
+    )

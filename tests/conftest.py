@@ -1,0 +1,64 @@
+"""Every test checks the types and shapes of arrays, on eight devices made of the CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from transformer_jax.config import Config
+    from transformer_jax.run import Run
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Most of a test's time is compilation, and without LLVM's optimisation and the newer fusions it is
+# an eighth. To test what users run: XLA_FLAGS=--xla_force_host_platform_device_count=8 pytest
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    " --xla_cpu_use_fusion_emitters=false",
+)
+
+import jax
+from jaxtyping import install_import_hook
+
+install_import_hook("transformer_jax", "beartype.beartype")  # before anything imports the package
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A program is compiled once for all tests that run it."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """A run of some thousand parameters on words in reverse; every kind of dropout is on."""
+    from common import reversing_config
+
+    return reversing_config(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="session")
+def finished(tiny_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run of `tiny_config`, trained to its end. Not to be changed."""
+    from transformer_jax.loop import train
+
+    return train(tiny_config, tmp_path_factory.mktemp("runs") / "finished")
+
+
+@pytest.fixture
+def fixtures() -> Path:
+    """The folder of reference data."""
+    return Path(__file__).parent / "fixtures"
+
+
+@pytest.fixture
+def strict() -> Iterator[None]:
+    """JAX neither adds dimensions nor changes types of its own accord."""
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        yield

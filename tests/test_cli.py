@@ -1,0 +1,261 @@
+"""The command line: what a user types, sees, and reads when something is wrong."""
+
+import gzip
+import io
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transformer_jax import checkpoint, commands, run
+from transformer_jax.cli import main
+from transformer_jax.config import Config, to_json
+from transformer_jax.run import Run
+from transformer_jax.translate import Translator
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests keep programs of their own."""
+    monkeypatch.setattr(commands.parallel, "cache_programs", lambda: None)
+
+
+@pytest.fixture
+def config_file(tiny_config: Config, tmp_path: Path) -> Path:
+    """`tiny_config` as a user would write it."""
+    path = tmp_path / "config.py"
+    text = "from transformer_jax.config import from_json\ndef get_config():\n    return from_json("
+    path.write_text(f"{text}{to_json(tiny_config)!r})\n", "utf-8")
+    return path
+
+
+def fails(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that bad input gives."""
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    lines = shown.err.splitlines()
+    assert len(lines) == 1, shown.err
+    assert lines[0].startswith("transformer-jax: error: ")
+    return lines[0]
+
+
+def test_the_program_starts_from_both_doors() -> None:
+    for command in ([sys.executable, "-m", "transformer_jax.cli"], [sys.executable, "train.py"]):
+        done = subprocess.run(
+            [*command, "--help"], capture_output=True, text=True, cwd=ROOT, check=True
+        )
+        assert "train" in done.stdout
+
+
+def test_bad_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "trian: unknown command; did you mean train?" in fails(["trian"], capsys)
+    assert "--run" in fails(["translate"], capsys)
+    assert "did you mean --beam" in fails(["translate", "--run=x", "--bean=3"], capsys)
+    assert "takes the config from the run" in fails(
+        ["translate", "--run=x", "--config.model.layers=2"], capsys
+    )
+    assert "name a config file" in fails(["train", "--run=no-such-run"], capsys)
+
+
+def test_training_from_the_command_line(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    command = ["train", f"--config={config_file}", "--run", str(folder), "--config.train.steps=4"]
+    main(command)
+    said = capsys.readouterr().err
+    assert "150 pairs; left out: 0 with an empty side, 0 over-long" in said
+    assert "reached train.steps=4" in said
+    main(command)
+    assert "step 4: reached train.steps=4" in capsys.readouterr().err
+    assert "model.d_ff: 32 -> 64" in fails([*command, "--config.model.d_ff=64"], capsys)
+    assert "--restart needs a new or empty folder" in fails([*command, "--restart"], capsys)
+    assert checkpoint.steps(folder / "checkpoints") == [4]
+
+
+BAD_TRAINING = {
+    "no-such.en: No such file": ["--config.data.train", "no-such.en,no-such.de"],
+    "a.en has 3 lines and b.de has 2": ["--config.data.train", "a.en,b.de"],
+    "latin.en: line 2, byte 2: 0xe4 is not UTF-8": ["--config.data.train", "latin.en,b.de"],
+    "empty.en,empty.de: empty": ["--config.data.train", "empty.en,empty.de"],
+    "a.tsv: line 2": ["--config.data.train", "a.tsv"],
+    "a.jsonl: line 2": ["--config.data.train", "a.jsonl"],
+    "tokenizer.vocabulary=20000": ["--config.tokenizer.vocabulary=20000"],
+    "tokenizer b.de: not a SentencePiece model": ["--config.tokenizer.models", "b.de"],
+    "model.heads=3: must be a divisor of model.d_model=16": ["--config.model.heads=3"],
+    "model.layers=0: must be above 0": ["--config.model.layers=0"],
+    "model.dropout=1.5: must be at least 0 and below 1": ["--config.model.dropout=1.5"],
+    "optimizer.warmup=0: must be above 0": ["--config.optimizer.warmup=0"],
+    "decode.beam=0: must be above 0": ["--config.decode.beam=0"],
+    "data.batch_tokens=16: must be at least": ["--config.data.batch-tokens=16"],
+    "--config.model.layrs": ["--config.model.layrs=1"],
+    "no such folder": ["--init-from=nothing"],
+}
+
+
+@pytest.mark.parametrize("message", BAD_TRAINING)
+def test_bad_training_input_is_one_line_and_writes_nothing(
+    message: str,
+    config_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.en").write_text("one\ntwo\nthree\n")
+    Path("b.de").write_text("eins\nzwei\n")
+    Path("latin.en").write_bytes(b"one\nt\xe4\n")
+    Path("empty.en").write_text("")
+    Path("empty.de").write_text("")
+    Path("a.tsv").write_text("one\teins\ntwo zwei\n")
+    Path("a.jsonl").write_text('{"source": "a", "target": "b"}\n{"source": "a"}\n')
+    command = ["train", f"--config={config_file}", "--run=r", *BAD_TRAINING[message]]
+    assert message in fails(command, capsys)
+    assert not Path("r").exists()
+
+
+def test_translation_is_a_line_for_a_line_in_order(
+    finished: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = ["red old", "", "blue blue green", "  ", "new"]
+    translator = Translator.load(finished.folder)
+    wanted = translator(lines)
+    assert wanted[1] == wanted[3] == ""
+    assert translator(lines[::-1]) == wanted[::-1]
+    with gzip.open(tmp_path / "in.gz", "wt", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+    run_option = f"--run={finished.folder}"
+    out = tmp_path / "out.txt"
+    main(["translate", run_option, f"--input={tmp_path / 'in.gz'}", f"--output={out}"])
+    assert out.read_text("utf-8").split("\n") == [*wanted, ""]
+    text = io.TextIOWrapper(io.BytesIO("".join(f"{line}\n" for line in lines).encode()))
+    monkeypatch.setattr(sys, "stdin", text)
+    main(["translate", run_option])
+    assert capsys.readouterr().out == "".join(f"{line}\n" for line in wanted)
+
+
+def test_a_long_line_is_cut_with_a_warning(finished: Run, caplog: pytest.LogCaptureFixture) -> None:
+    assert len(Translator.load(finished.folder)(["red", "red " * 40])) == 2
+    assert "line 2: cut from" in caplog.text
+    assert "model.max_length=32" in caplog.text
+
+
+def test_evaluation_prints_scores_and_signatures(
+    finished: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["evaluate", f"--run={finished.folder}", "--language=de", "--show=2"])
+    text = capsys.readouterr().out
+    assert text.count("reference ") == 2
+    assert "tok:13a" in text
+    assert "bleu_lower_tokenised" in text
+    main(["evaluate", f"--run={finished.folder}", "--json", "--beam=1"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["search"]["beam"] == 1
+    assert {"bleu", "chrf", "exact", "loss", "perplexity", "signatures"} <= found.keys()
+
+
+def test_averages_are_runs(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "average"
+    main(["average", f"--run={finished.folder}", "--last=2", f"--out={out}"])
+    assert "average of steps 8, 12" in capsys.readouterr().out
+    assert len(Translator.load(out)(["red"])) == 1
+    command = ["average", f"--run={finished.folder}", f"--out={tmp_path / 'b'}"]
+    assert "--last=0" in fails([*command, "--last=0"], capsys)
+    assert "7" in fails([*command, "--steps", "7"], capsys)
+    assert not (tmp_path / "b").exists()
+
+
+def test_inspection_says_what_a_run_takes(
+    finished: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["inspect", f"--run={finished.folder}"])
+    text = capsys.readouterr().out
+    for word in ("parameters", "of slots filled", "programs", "MiB of temporaries", '"d_ff": 32'):
+        assert word in text
+
+
+def test_bad_runs_are_one_line(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def message(folder: Path) -> str:
+        return fails(["translate", f"--run={folder}", "--input=/dev/null"], capsys)
+
+    assert "no such folder" in message(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    assert "is empty" in message(tmp_path / "empty")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    assert "is not a run" in message(other)
+
+    def changed(name: str, edit: Any) -> Path:
+        folder = tmp_path / name
+        shutil.copytree(finished.folder, folder)
+        edit(folder)
+        return folder
+
+    def stored(**values: Any) -> Any:
+        def edit(folder: Path) -> None:
+            path = folder / "config.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+        return edit
+
+    assert "format=2" in message(changed("newer", stored(format=2)))
+    bad = {"config": {"model": {"layrs": 1}}}
+    assert "layrs: unknown key; did you mean layers?" in message(changed("key", stored(**bad)))
+    assert "damaged" in message(changed("cut", lambda f: (f / "config.json").write_text("{")))
+    assert "tokenizer.model" in message(
+        changed("tokenizer", lambda f: (f / "tokenizer.model").write_bytes(b"nonsense"))
+    )
+    assert "has another tokenizer than it was trained with" in message(
+        changed(
+            "swapped",
+            lambda f: shutil.copy(
+                ROOT / "tests/fixtures/run/tokenizer.model", f / "tokenizer.model"
+            ),
+        )
+    )
+    assert "no whole checkpoint yet" in message(
+        changed("half", lambda f: shutil.rmtree(f / "checkpoints"))
+    )
+    wide = replace(finished.config, model=replace(finished.config.model, d_ff=64))
+    assert "ffn" in message(changed("shape", stored(config=to_json(wide))))
+
+
+def test_no_space_is_one_line_and_older_files_stay(
+    config_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "run"
+    command = ["train", f"--config={config_file}", f"--run={folder}"]
+    main([*command, "--config.train.steps=4"])
+    before = {p: p.read_bytes() for p in (folder / "checkpoints").rglob("*") if p.is_file()}
+    capsys.readouterr()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_require_space", full)
+    with pytest.raises(SystemExit):
+        main([*command, "--config.train.steps=8"])
+    assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
+    assert {p: p.read_bytes() for p in before} == before
+    assert run.load(folder).best_step() == 4

@@ -1,0 +1,159 @@
+"""The config: strict, validated, JSON in and out; every file in configs/ loads."""
+
+import dataclasses
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from transformer_jax.cli import parse, resolve, split_config
+from transformer_jax.config import (
+    TINY,
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TokenizerConfig,
+    TrainConfig,
+    differences,
+    from_json,
+    load_config_file,
+    to_json,
+)
+from transformer_jax.options import COMMANDS, Translate
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_file_loads_and_survives_json(path: Path) -> None:
+    config = load_config_file(path)
+    assert from_json(json.loads(json.dumps(to_json(config)))) == config
+
+
+BAD = [
+    ({"model": {"layrs": 3}}, "model.layrs: unknown key; did you mean layers"),
+    ({"modl": {}}, "modl: unknown key; did you mean model"),
+    ({"model": {"layers": "4"}}, "model.layers='4': must be a whole number"),
+    ({"model": {"layers": True}}, "model.layers=True: must be a whole number"),
+    ({"model": {"dropout": "a"}}, "model.dropout='a': must be a number"),
+    ({"model": {"dropout": float("nan")}}, "model.dropout=nan: must be a number"),
+    ({"model": {"heads": 7}}, "model.heads=7: must be a divisor of model.d_model=512, such as 8"),
+    ({"model": {"layers": 0}}, "model.layers=0: must be above 0"),
+    ({"model": {"d_ff": -1}}, "model.d_ff=-1: must be above 0"),
+    ({"model": {"dropout": 1.0}}, "model.dropout=1.0: must be at least 0 and below 1"),
+    ({"model": {"norm": "both"}}, "model.norm='both': must be one of post, pre"),
+    ({"model": {"d_model": 9, "heads": 3}}, "model.d_model=9: must be even"),
+    ({"model": 3}, "model=3: must be an object"),
+    ({"data": {"train": "a"}}, "data.train='a': must be a list"),
+    ({"data": {"fields": ["a"]}}, r"data.fields=\['a'\]: must have 2 items"),
+    ({"optimizer": {"warmup": 0}}, "optimizer.warmup=0: must be above 0"),
+    ({"optimizer": {"schedule": "cosine"}}, "optimizer.decay_steps=None: must be above"),
+    ({"train": {}}, "name an end: train.steps, train.epochs or train.minutes"),
+    ({"decode": {"beam": 0}}, "decode.beam=0: must be above 0"),
+    ({"decode": {"beam": -2}}, "decode.beam=-2: must be above 0"),
+    ({"tokenizer": {"vocabulary": 100}}, "tokenizer.vocabulary=100: must be above 260"),
+    ({"tokenizer": {"joint": False}}, "model.tied='all': must be decoder or none"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), BAD)
+def test_bad_values_are_refused_by_name(value: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_json(value)
+
+
+def test_bad_values_are_refused_from_python_too() -> None:
+    with pytest.raises(ValueError, match=r"model\.heads=5"):
+        replace(TINY, heads=5)
+    assert type(from_json({"dropout": 0}, ModelConfig, "model.").dropout) is float
+
+
+def test_differences_name_the_fields_that_make_another_run() -> None:
+    old = Config(model=TINY)
+    longer = replace(old, train=TrainConfig(steps=7, keep=9), data=DataConfig(workers=9))
+    assert differences(old, longer) == []
+    other = replace(longer, model=replace(TINY, heads=8), optimizer=OptimizerConfig(warmup=1))
+    assert differences(old, other) == [
+        "model.heads: 4 -> 8",
+        "optimizer.warmup: 4000 -> 1",
+    ]
+
+
+def test_every_field_is_documented() -> None:
+    from transformer_jax.benchmark.readme import config_table
+
+    table = config_table()
+    for section in dataclasses.fields(Config):
+        for field in dataclasses.fields(getattr(Config(), section.name)):
+            assert f"| `{section.name}.{field.name}` |" in table
+
+
+def test_config_is_split_off_the_command_line() -> None:
+    given = ["--config", "a.py", "--run", "r", "--config.data.train", "x", "y", "--restart"]
+    path, overrides, rest = split_config(given)
+    assert path == "a.py"
+    assert overrides == ["--config.data.train", "x", "y"]
+    assert rest == ["--run", "r", "--restart"]
+    assert split_config(["--config=b.py"])[0] == "b.py"
+    with pytest.raises(ValueError, match="given 2 times"):
+        split_config(["--config=b.py", "--config=c.py"])
+
+
+def test_fields_are_set_from_the_command_line() -> None:
+    path = str(CONFIGS[0].with_name("quickstart.py"))
+    config = resolve(path, ["--config.model.layers=5", "--config.model.bias", "False"], None)
+    assert (config.model.layers, config.model.bias) == (5, False)
+    with pytest.raises(
+        ValueError, match=r"--config.model.layrs=4.*did you mean --config.model.lay"
+    ):
+        resolve(path, ["--config.model.layrs=4"], None)
+    with pytest.raises(ValueError, match=r"^model.heads=7: must be a divisor"):
+        resolve(path, ["--config.model.heads=7"], None)
+    with pytest.raises(ValueError, match=r"--config.model.layers.*'x'"):
+        resolve(path, ["--config.model.layers=x"], None)
+    with pytest.raises(ValueError, match=r"config file none\.py: no such file"):
+        resolve("none.py", [], None)
+    with pytest.raises(ValueError, match="name a config file"):
+        resolve(None, [], None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", "defines no function get_config"),
+        ("def get_config():\n    return 3", "must return a Config, not 3"),
+        ("import nothing_of_the_kind", "ModuleNotFoundError"),
+        ("def get_config(:", "SyntaxError"),
+    ],
+)
+def test_bad_config_files_are_one_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "c.py"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_config_file(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_a_screen_and_shows_an_example(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(COMMANDS[name], ["--help"], f"transformer-jax {name}")
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert f"transformer-jax {name} --" in text
+    assert len(text.splitlines()) <= 50
+
+
+def test_a_missing_option_is_one_line() -> None:
+    with pytest.raises(ValueError, match="--run") as caught:
+        parse(Translate, [], "transformer-jax translate")
+    assert "\n" not in str(caught.value)
+
+
+def test_vocabulary_and_joint_go_together() -> None:
+    with pytest.raises(ValueError, match=r"tokenizer\.models=.*two paths"):
+        TokenizerConfig(joint=False, models=("a.model",))

@@ -1,0 +1,192 @@
+"""Training from text to run folder: continuing, refusing, stopping."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from transformer_jax import checkpoint, run
+from transformer_jax.config import (
+    Config,
+    OptimizerConfig,
+    TrainConfig,
+)
+from transformer_jax.loop import train
+from transformer_jax.reporting import read_metrics
+from transformer_jax.translate import Translator
+
+
+def same(one: run.Run, other: run.Run, step: int, tree: str = "weights") -> bool:
+    """Whether two runs hold the same bits."""
+    pair = [checkpoint.restore(r.checkpoints, step, tree) for r in (one, other)]
+    ours, theirs = map(jax.tree.leaves, pair)
+    return all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_run_stands_alone(finished: run.Run) -> None:
+    again = run.load(finished.folder)
+    assert again.config == finished.config
+    assert checkpoint.steps(finished.checkpoints)[-1] == 12
+    stored = json.loads((finished.folder / "config.json").read_text())
+    assert stored["format"] == 1
+    assert len(stored["made_from"]["data_digests"]) == 2
+    assert len(Translator.load(finished.folder)(["red old", "", "blue"])) == 3
+
+
+def test_metrics_tell_what_happened(finished: run.Run) -> None:
+    records = read_metrics(finished.folder / "metrics.jsonl")
+    steps = [r["step"] for r in records if r["kind"] == "train"]
+    assert steps == [2, 4, 6, 8, 10, 12]
+    wanted = {"loss", "grad_norm", "lr", "tokens_per_s", "fill", "epoch", "minutes", "done"}
+    assert all(wanted <= r.keys() for r in records if r["kind"] == "train")
+    evaluations = [r for r in records if r["kind"] == "evaluation"]
+    assert [r["step"] for r in evaluations] == [6, 12]
+    scores = next(iter(evaluations[0]["sets"].values()))
+    assert scores.keys() == {"loss", "perplexity", "bleu"}
+    assert len(evaluations[0]["samples"]) == 3
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_at(step: int) -> Callable[[dict[str, Any]], None]:
+    def reporter(record: dict[str, Any]) -> None:
+        if record["kind"] == "train" and record["step"] == step:
+            raise Stop
+
+    return reporter
+
+
+def test_a_run_stopped_and_resumed_is_bit_identical(
+    tiny_config: Config, finished: run.Run, tmp_path: Path
+) -> None:
+    """Dropout, subword sampling and moving average on, in the middle of an epoch."""
+    folder = tmp_path / "r"
+    with pytest.raises(Stop):
+        train(tiny_config, folder, reporters=[stop_at(6)])  # killed between checkpoints 4 and 8
+    assert checkpoint.steps(folder / "checkpoints") == [4]
+    messages = []
+    made = train(tiny_config, folder, reporters=[messages.append])
+    assert any("continuing" in r.get("text", "") and "step 4" in r["text"] for r in messages)
+    for step in (8, 12):
+        for tree in ("weights", "training"):
+            assert same(made, finished, step, tree)
+    ours, theirs = (read_metrics(r.folder / "metrics.jsonl") for r in (made, finished))
+    for a, b in zip(ours, theirs, strict=True):
+        timed = ("tokens_per_s", "minutes", "seconds_left", "done")
+        assert {k: v for k, v in a.items() if k not in timed} == {
+            k: v for k, v in b.items() if k not in timed
+        }
+
+
+def test_more_steps_go_on_where_the_run_ended(
+    tiny_config: Config, tmp_path: Path, finished: run.Run
+) -> None:
+    short = replace(tiny_config, train=replace(tiny_config.train, steps=8))
+    train(short, tmp_path / "r")
+    made = train(tiny_config, tmp_path / "r")
+    assert same(made, finished, 12)
+
+
+def test_another_config_is_refused_with_the_fields(tiny_config: Config, finished: run.Run) -> None:
+    other = replace(tiny_config, model=replace(tiny_config.model, d_ff=64))
+    with pytest.raises(ValueError, match=r"another config \(model.d_ff: 32 -> 64\)"):
+        train(other, finished.folder)
+    with pytest.raises(ValueError, match="--restart needs a new or empty folder"):
+        train(tiny_config, finished.folder, restart=True)
+
+
+def test_bad_input_writes_nothing(tiny_config: Config, tmp_path: Path) -> None:
+    cases = {
+        "no-such-file.en": replace(tiny_config.data, train=("no-such-file.en,b.de",)),
+        "data.batch_tokens": replace(tiny_config.data, batch_tokens=8),
+    }
+    for message, options in cases.items():
+        with pytest.raises(ValueError, match=message):
+            train(replace(tiny_config, data=options), tmp_path / "r")
+        assert not (tmp_path / "r").exists()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("x")
+    with pytest.raises(ValueError, match=r"no config.json, so it is not a run"):
+        train(tiny_config, tmp_path / "full")
+
+
+def test_a_signal_stops_after_the_step_and_saves(tiny_config: Config, tmp_path: Path) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("signals reach the main thread only")
+
+    def ask(record: dict[str, Any]) -> None:
+        if record["kind"] == "train" and record["step"] == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    said: list[dict[str, Any]] = []
+    made = train(tiny_config, tmp_path / "r", reporters=[ask, said.append])
+    assert checkpoint.steps(made.checkpoints)[-1] == 6
+    assert "SIGTERM; the same command goes on" in said[-1]["text"]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_damaged_checkpoint_is_stepped_over(
+    tiny_config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    short = replace(tiny_config, train=replace(tiny_config.train, steps=8))
+    made = train(short, tmp_path / "r")
+    damaged = next(p for p in (made.checkpoints / "00000008" / "weights").rglob("*") if p.is_file())
+    damaged.write_bytes(b"")
+    said: list[dict[str, Any]] = []
+    train(tiny_config, tmp_path / "r", reporters=[said.append])
+    assert damaged.name in caplog.text
+    assert any("at step 6" in r.get("text", "") for r in said)
+
+
+def test_weights_of_another_run_begin_a_new_one(
+    tiny_config: Config, finished: run.Run, tmp_path: Path
+) -> None:
+    other = replace(
+        tiny_config,
+        optimizer=replace(tiny_config.optimizer, ema=None),
+        train=replace(tiny_config.train, steps=1),
+    )
+    made = train(other, tmp_path / "r", init_from=finished.folder)
+    assert made.tokenizers.source.model == finished.tokenizers.source.model
+    ours, theirs = (jax.tree.leaves(r.weights()) for r in (made, finished))
+    assert max(np.abs(a - b).max() for a, b in zip(ours, theirs, strict=True)) < 0.01
+    deeper = replace(other, model=replace(other.model, layers=2, d_ff=16))
+    with pytest.raises(ValueError, match=r"--init-from.*ffn/in/bias: float32\[32\] saved"):
+        train(deeper, tmp_path / "s", init_from=finished.folder)
+
+
+def test_training_ends_by_epochs_minutes_and_patience(tiny_config: Config, tmp_path: Path) -> None:
+    def reason(name: str, **values: Any) -> str:
+        said: list[dict[str, Any]] = []
+        options = TrainConfig(evaluate_every=2, save_every=100, log_every=1, **values)
+        train(replace(tiny_config, train=options), tmp_path / name, reporters=[said.append])
+        return said[-1]["text"]
+
+    assert "reached train.epochs=1" in reason("epochs", epochs=1)
+    assert "reached train.minutes=0.001" in reason("minutes", minutes=0.001)
+    assert "train.patience=1" in reason("patience", patience=1, steps=200)
+
+
+def test_divergence_is_named(tiny_config: Config, tmp_path: Path) -> None:
+    wild = replace(tiny_config, optimizer=OptimizerConfig(learning_rate=1e30, warmup=1))
+    with pytest.raises(ValueError, match=r"training has diverged; lower optimizer.learning_rate"):
+        train(wild, tmp_path / "r")
+
+
+def test_both_executors_and_packing_train(tiny_config: Config, tmp_path: Path) -> None:
+    pmap = replace(tiny_config, execution=replace(tiny_config.execution, executor="pmap"))
+    made = train(replace(pmap, train=replace(tiny_config.train, steps=4)), tmp_path / "pmap")
+    assert checkpoint.steps(made.checkpoints) == [4]
+    packed = replace(tiny_config, data=replace(tiny_config.data, packing=True, packed_length=32))
+    made = train(replace(packed, train=replace(tiny_config.train, steps=4)), tmp_path / "packed")
+    assert checkpoint.steps(made.checkpoints) == [4]

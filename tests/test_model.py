@@ -1,0 +1,376 @@
+"""The Transformer: what depends on what, every variant, decoding by steps, packing, export."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from common import VOCABULARY, build, flat, forward, gradient, make_batch, shift_right, tiny
+from jax import export
+
+from transformer_jax.config import BASE, BIG, SMALL, TINY, ModelConfig
+from transformer_jax.model import (
+    DecoderLayer,
+    Embedding,
+    EncoderLayer,
+    Transformer,
+    count_parameters,
+    sinusoids,
+)
+from transformer_jax.types import Batch
+
+pytestmark = pytest.mark.usefixtures("strict")
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "the paper's": {},
+    "pre-norm, deeper encoder": {"norm": "pre", "layers": 2, "decoder_layers": 1},
+    "deeper decoder, decoder tied": {"decoder_layers": 2, "tied": "decoder"},
+    "untied, output bias, gelu": {"tied": "none", "output_bias": True, "activation": "gelu"},
+    "learned positions, silu": {"positions": "learned", "tied": "decoder", "activation": "silu"},
+    "odd width, scale": {"positions": "learned", "d_model": 15, "heads": 3, "embedding_scale": 2.0},
+    "swiglu, no biases, halves": {
+        "activation": "swiglu",
+        "bias": False,
+        "position_layout": "halves",
+        "norm_eps": 1e-5,
+    },
+}
+LENGTHS = [(7, 6), (3, 2), (1, 4), (5, 1)]
+
+
+@pytest.fixture(params=VARIANTS.values(), ids=list(VARIANTS))
+def variant(request: pytest.FixtureRequest) -> ModelConfig:
+    return tiny(**request.param)
+
+
+def shapes_of(config: ModelConfig, source: int, target: int) -> dict[str, Any]:
+    """Names and shapes of the parameters, without making them."""
+    model = Transformer(config, source, target)
+    tree = jax.eval_shape(model.init, jax.random.key(0), make_batch([(3, 3)]))
+    assert set(tree) == {"params"}
+    return flat(tree["params"])
+
+
+def size_of(shapes: dict[str, Any]) -> int:
+    return sum(int(np.prod(leaf.shape)) for leaf in shapes.values())
+
+
+# ----- parameters
+
+
+@pytest.mark.parametrize(
+    ("config", "vocabulary"), [(TINY, 4000), (SMALL, 8000), (BASE, 37000), (BIG, 37000)]
+)
+def test_parameter_counts_of_presets(config: ModelConfig, vocabulary: int) -> None:
+    d, f, n = config.d_model, config.d_ff, config.layers
+    attention, ffn, norm = 4 * (d * d + d), 2 * d * f + f + d, 2 * d
+    wanted = vocabulary * d + n * (3 * attention + 2 * ffn + 5 * norm)
+    assert size_of(shapes_of(config, vocabulary, vocabulary)) == wanted
+    assert count_parameters(config, vocabulary, vocabulary) == wanted
+
+
+def test_parameter_counts_of_variants(variant: ModelConfig) -> None:
+    source = 13 if variant.tied == "all" else 17
+    shapes = shapes_of(variant, source, 13)
+    assert count_parameters(variant, source, 13) == size_of(shapes)
+    assert all(leaf.dtype == jnp.float32 for leaf in shapes.values())
+
+
+def test_initial_values() -> None:
+    model = Transformer(tiny(tied="none", output_bias=True), 400, 500)
+    batch = make_batch([(3, 3)])
+    init = jax.jit(model.init)
+    params = init(jax.random.key(0), batch)["params"]
+    again = flat(init(jax.random.key(0), batch)["params"])
+    other = flat(init(jax.random.key(1), batch)["params"])
+    for name, leaf in flat(params).items():
+        np.testing.assert_array_equal(leaf, again[name])
+        if name.endswith(("kernel", "output")):
+            # Xavier's bound for the whole matrix, whatever its heads.
+            inputs = leaf.size // 16 if name.endswith("out/kernel") else leaf.shape[0]
+            bound = (6 / (inputs + leaf.size // inputs)) ** 0.5
+            assert 0.97 * bound < np.abs(leaf).max() <= bound
+            assert np.any(leaf != other[name])
+        elif name.endswith("embedding"):
+            np.testing.assert_allclose(np.std(leaf), 16**-0.5, rtol=0.05)
+        else:
+            assert (leaf == (1.0 if name.endswith("scale") else 0.0)).all()
+
+
+def test_two_vocabularies_cannot_be_tied() -> None:
+    with pytest.raises(ValueError, match=r"model\.tied='all': needs one vocabulary, not 13 and 17"):
+        shapes_of(tiny(), 13, 17)
+
+
+def test_layout_halves_has_the_same_waves() -> None:
+    interleaved, halves = sinusoids(20, 8), sinusoids(20, 8, "halves")
+    np.testing.assert_array_equal(halves[:, :4], interleaved[:, 0::2])
+    np.testing.assert_array_equal(halves[:, 4:], interleaved[:, 1::2])
+
+
+# ----- forward and backward
+
+
+def test_variants_run_forward_and_backward(variant: ModelConfig) -> None:
+    (total, count), grads = gradient(variant)(make_batch(LENGTHS))
+    assert jnp.isfinite(total)
+    assert count == 13
+    for name, leaf in flat(grads).items():
+        assert np.isfinite(leaf).all(), name
+        # A bias on keys moves all of a query's scores alike: no gradient but rounding.
+        assert np.any(leaf) or name.endswith("key/bias"), name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm_eps": 0.1},
+        {"embedding_scale": 1.0},
+        {"activation": "gelu"},
+        {"activation": "silu"},
+        {"position_layout": "halves"},
+    ],
+)
+def test_options_change_the_output(changes: dict[str, Any]) -> None:
+    batch = make_batch(LENGTHS)
+    (plain, _), (changed, _) = forward(tiny())(batch), forward(tiny(**changes))(batch)
+    assert np.abs(plain - changed).max() > 1e-3
+
+
+@pytest.fixture
+def promotion(strict: None) -> Iterator[None]:
+    """Flax's layer normalisation promotes bfloat16 by itself."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.mark.usefixtures("promotion")
+def test_bfloat16_computes_near_float32() -> None:
+    batch = make_batch(LENGTHS)
+    config = tiny(dtype="bfloat16")
+    model, params = build(config)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(shapes))
+    logits, aux = forward(config)(batch)
+    exact, _ = forward(tiny())(batch)
+    assert logits.dtype == jnp.float32
+    assert all(weights.dtype == jnp.float32 for weights in aux.values())
+    real = batch.target_out > 0
+    assert 0 < np.abs(logits - exact)[real].max() < 0.05 * np.abs(exact).max()
+    memory, _ = jax.eval_shape(
+        lambda p: model.apply({"params": p}, jnp.asarray(batch.source), method="encode"), params
+    )
+    assert memory.dtype == jnp.bfloat16
+
+
+def test_weights_are_returned_by_layer() -> None:
+    _, aux = forward(tiny(layers=2))(make_batch(LENGTHS))
+    names = [f"encoder/{i}/self_attention" for i in range(2)]
+    names += [f"decoder/{i}/{kind}_attention" for i in range(2) for kind in ("self", "cross")]
+    assert sorted(aux) == sorted(names)
+    assert aux["decoder/0/cross_attention"].shape == (4, 2, 6, 7)
+    for weights in aux.values():
+        np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("where", ["dropout", "attention_dropout", "ffn_dropout"])
+def test_dropout_with_a_key(where: str) -> None:
+    batch = make_batch(LENGTHS)
+    run, (plain, _) = forward(tiny(**{where: 0.5})), forward(tiny())(batch)
+    one, again = run(batch, jax.random.key(0))[0], run(batch, jax.random.key(0))[0]
+    np.testing.assert_array_equal(one, again)
+    assert np.abs(one - plain).max() > 1e-3
+    assert np.abs(one - run(batch, jax.random.key(1))[0]).max() > 1e-3
+
+
+def test_dropout_is_on_embeddings_and_on_what_every_sublayer_adds() -> None:
+    """So many elements are left as they were: those dropped in all the places, which are apart."""
+    config, key = tiny(dropout=0.5, norm="pre"), jax.random.key(0)
+    ids, mask = jnp.full((8, 16), 3), jnp.ones((1, 1, 16, 16), bool)
+    x = jax.random.normal(key, (8, 16, 16))
+
+    def unchanged(module: Any, before: Any, *arguments: Any, method: Any = None) -> float:
+        run = jax.jit(lambda: module.init_with_output(key, *arguments, key, method=method)[0])
+        output = run()
+        return float(np.mean((output if method else output[0]) == before))
+
+    def decode(layer: DecoderLayer, x: Any, key: Any) -> Any:
+        return layer(x, layer.cross_attention.project(x), mask, mask, key)[0]
+
+    def embed(module: Embedding, ids: Any, key: Any) -> Any:
+        return module(ids, None, key)
+
+    # Five standard deviations of the mean of 2,048 coin tosses.
+    assert abs(unchanged(Embedding(config, 11), 0.0, ids, method=embed) - 1 / 2) < 0.055
+    assert abs(unchanged(EncoderLayer(config), x, x, mask) - 1 / 4) < 0.05
+    assert abs(unchanged(DecoderLayer(config), x, x, method=decode) - 1 / 8) < 0.04
+
+
+def test_no_key_is_no_dropout() -> None:
+    config = tiny(dropout=0.5, attention_dropout=0.5, ffn_dropout=0.5)
+    batch = make_batch(LENGTHS)
+    np.testing.assert_array_equal(forward(config)(batch)[0], forward(tiny())(batch)[0])
+
+
+# ----- what depends on what
+
+
+@pytest.fixture(scope="module")
+def influence() -> tuple[Batch, np.ndarray, np.ndarray]:
+    """A pair of distinct ids; how much each id [V] of source and target moves each position [T]."""
+    config = tiny(tied="none")
+    model, params = build(config)
+    source = np.array([[3, 4, 5, 6, 2, 0, 0]], np.int32)
+    target = np.array([[3, 4, 5, 6, 7, 8]], np.int32)
+    batch = Batch(source, shift_right(target), target)
+    direction = jax.random.normal(jax.random.key(0), (VOCABULARY,))
+
+    def position_scores(embeddings: tuple, batch: Batch) -> jax.Array:
+        of_source, of_target = embeddings
+        changed = params | {
+            "source_embedding": {"embedding": of_source},
+            "target_embedding": {"embedding": of_target},
+        }
+        return model.apply({"params": changed}, batch)[0][0] @ direction
+
+    tables = tuple(params[f"{side}_embedding"]["embedding"] for side in ("source", "target"))
+    jacobian = jax.jit(jax.jacrev(position_scores))(tables, batch)
+    of_source, of_target = (np.abs(j).sum(-1) for j in jacobian)
+    return batch, of_source, of_target
+
+
+def test_no_position_sees_what_follows_it(influence: Any) -> None:
+    batch, _, of_target = influence
+    read = batch.target_in[0]
+    sees = of_target[:, read] > 0  # [position, position read]
+    np.testing.assert_array_equal(sees, np.tri(len(read), dtype=bool))
+
+
+def test_every_position_sees_the_whole_source_but_no_padding(influence: Any) -> None:
+    _, of_source, _ = influence
+    assert (of_source[:, [3, 4, 5, 6, 2]] > 0).all()
+    assert not of_source[:, 0].any()
+
+
+def test_padding_changes_nothing() -> None:
+    run = forward(tiny())
+    narrow = make_batch(LENGTHS)
+    wide = Batch(*(np.pad(x, [(0, 0), (0, 5)]) for x in narrow[:3]))
+    (logits, _), (padded, _) = run(narrow), run(wide)
+    np.testing.assert_allclose(padded[:, :6], logits, rtol=0, atol=2e-6)
+
+
+def test_rows_do_not_depend_on_each_other() -> None:
+    run, batch = forward(tiny()), make_batch(LENGTHS)
+    (logits, _) = run(batch)
+    reverse, _ = run(Batch(*(x[::-1] for x in batch[:3])))
+    np.testing.assert_allclose(reverse[::-1], logits, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_empty_rows_are_finite_and_have_no_gradient(norm: Any) -> None:
+    run = gradient(tiny(norm=norm))
+    (total, count), grads = run(make_batch([(0, 0)] * 4))
+    assert (total, count) == (0, 0)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(grads))
+    # An empty source beside a target: nothing to attend to, and still a loss.
+    (total, _), grads = run(make_batch([(0, 4), (3, 5), (0, 0), (7, 6)]))
+    assert jnp.isfinite(total)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
+def pack(batch: Batch, members: list[list[int]], width: int) -> Batch:
+    """Rows of several pairs each; `width` slots on both sides."""
+    shape = (len(members), width)
+    arrays = {name: np.zeros(shape, np.int32) for name in Batch._fields}
+    for row, pairs in enumerate(members):
+        ends = {"source": 0, "target": 0}
+        for number, pair in enumerate(pairs, start=1):
+            for side in ends:
+                kept = (batch.source if side == "source" else batch.target_out)[pair] > 0
+                slots = slice(ends[side], ends[side] + kept.sum())
+                for name in ("source",) if side == "source" else ("target_in", "target_out"):
+                    arrays[name][row, slots] = getattr(batch, name)[pair][kept]
+                arrays[f"{side}_segments"][row, slots] = number
+                arrays[f"{side}_positions"][row, slots] = np.arange(kept.sum())
+                ends[side] = slots.stop
+    return Batch(**arrays)
+
+
+def test_packed_is_unpacked() -> None:
+    run, batch = forward(tiny()), make_batch(LENGTHS)
+    (apart, _), members = run(batch), [[2, 0], [3, 1]]
+    packed = pack(batch, members, 18)  # longer than max_length: positions start anew
+    together, _ = run(packed)
+    segments = np.asarray(packed.target_segments)
+    for row, pairs in enumerate(members):
+        for number, pair in enumerate(pairs, start=1):
+            wanted = apart[pair][batch.target_out[pair] > 0]
+            found = together[row][segments[row] == number]
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6)
+
+
+def test_longer_than_the_positions_is_an_error() -> None:
+    model, params = build(tiny(max_length=8))
+    ids = jnp.ones((1, 9), jnp.int32)
+    with pytest.raises(ValueError, match=r"length=9: must be at most model\.max_length=8"):
+        model.apply({"params": params}, ids, method="encode")
+    with pytest.raises(ValueError, match=r"length=10: must be at most model\.max_length=8"):
+        model.apply({"params": params}, ids[:, :8], beams=1, length=10, method="start")
+
+
+# ----- decoding by steps
+
+
+def test_steps_are_teacher_forcing() -> None:
+    """Three hypotheses a sentence, each with its own target."""
+    beams, config = 3, tiny(layers=2)
+    model, params = build(config)
+    batches = [make_batch(LENGTHS, seed=0)]
+    batches += [make_batch([(7, 6)] * 4, seed=seed) for seed in (1, 2)]
+    source = batches[0].source
+    targets = np.stack([b.target_in for b in batches], axis=1)  # [B, K, T]
+    forced = [forward(config)(b._replace(source=source))[0] for b in batches]
+
+    @jax.jit
+    def decode(source: jax.Array, targets: jax.Array) -> jax.Array:
+        variables = {"params": params}
+        state = model.apply(variables, source, beams, 8, method="start")
+
+        def advance(state: Any, indexed: Any) -> Any:
+            ids, index = indexed
+            out: Any = model.apply(variables, ids, state, index, method="step")
+            logits, state, aux = out
+            assert aux["decoder/1/cross_attention"].shape == (4, 2, beams, 7)
+            return state, logits
+
+        steps = (jnp.moveaxis(targets, 2, 0), jnp.arange(targets.shape[2]))
+        return jnp.moveaxis(jax.lax.scan(advance, state, steps)[1], 0, 2)
+
+    logits = decode(source, targets)
+    np.testing.assert_allclose(logits, np.stack(forced, axis=1), rtol=0, atol=5e-6)
+
+
+@pytest.mark.usefixtures("promotion")
+def test_encode_and_step_export_with_symbolic_sizes() -> None:
+    model, params = build(tiny(positions="learned", dtype="bfloat16"))
+    rows, width = export.symbolic_shape("rows, width")
+    ids = jax.ShapeDtypeStruct((rows, width), jnp.int32)
+
+    def start(source: jax.Array) -> Any:
+        return model.apply({"params": params}, source, 3, 9, method="start")
+
+    def step(ids: jax.Array, state: Any, index: jax.Array) -> Any:
+        return model.apply({"params": params}, ids, state, index, method="step")[:2]
+
+    started = export.export(jax.jit(start))(ids)
+    state = jax.eval_shape(start, ids)
+    last = jax.ShapeDtypeStruct((rows, 3), jnp.int32)
+    stepped = export.export(jax.jit(step))(last, state, jax.ShapeDtypeStruct((), jnp.int32))
+    source = jnp.asarray(make_batch(LENGTHS).source)
+    state, first = started.call(source), jnp.full((4, 3), 1, jnp.int32)
+    wanted = jax.jit(step)(first, jax.jit(start)(source), jnp.asarray(0))[0]
+    logits, _ = stepped.call(first, state, jnp.asarray(0))
+    np.testing.assert_allclose(logits, wanted, atol=1e-6)

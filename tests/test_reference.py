@@ -1,0 +1,94 @@
+"""The model agrees with one built from PyTorch's own layers (tests/fixtures/torch_*.npz)."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from common import assert_gradients_close, flat, loss_of
+from flax.traverse_util import unflatten_dict
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.model import Transformer, sinusoids
+from transformer_jax.types import Batch, Params
+
+
+class Reference:
+    """One file of inputs, weights and answers, and our model of the same architecture."""
+
+    def __init__(self, path: Path, norm: Any) -> None:
+        self.data = dict(np.load(path))
+        config = ModelConfig(
+            layers=2, d_model=32, heads=4, d_ff=64, max_length=16, norm=norm, dropout=0.0
+        )
+        self.model = Transformer(config, 53, 53)
+        self.batch = Batch(*(jnp.asarray(self.data[k]) for k in ("src", "tgt_in", "tgt_out")))
+        self.shapes = jax.eval_shape(self.model.init, jax.random.key(0), self.batch)["params"]
+        self.params = self.tree("param")
+
+    def tree(self, kind: str) -> Params:
+        """Its parameters or gradients by our names, with heads in a dimension of their own."""
+        ours = flat(self.shapes)
+        names = {
+            name: f"{kind}/{name}".replace("layers_", "").replace("target_embedding", "embed")
+            for name in ours
+        }
+        assert set(names.values()) == {name for name in self.data if name.startswith(f"{kind}/")}
+        arrays = {name: self.data[names[name]].reshape(ours[name].shape) for name in ours}
+        return unflatten_dict(arrays, sep="/")
+
+    def apply(self, *arguments: Any, method: str, **static: Any) -> Any:
+        run = jax.jit(lambda p, *a: self.model.apply({"params": p}, *a, **static, method=method))
+        return run(self.params, *arguments)
+
+
+@pytest.fixture(scope="module", params=["post", "pre"])
+def reference(request: pytest.FixtureRequest) -> Reference:
+    folder = Path(__file__).parent / "fixtures"
+    return Reference(folder / f"torch_{request.param}_ln.npz", request.param)
+
+
+def test_memory(reference: Reference) -> None:
+    memory, _ = reference.apply(reference.batch.source, method="encode")
+    real = reference.data["src"] != 0
+    np.testing.assert_allclose(memory[real], reference.data["memory"][real], rtol=0, atol=1e-4)
+
+
+def test_logits(reference: Reference) -> None:
+    logits, _ = reference.apply(reference.batch, method="__call__")
+    real = reference.data["tgt_out"] != 0
+    np.testing.assert_allclose(logits[real], reference.data["logits"][real], rtol=0, atol=1e-4)
+
+
+def test_loss_and_gradients(reference: Reference) -> None:
+    data, batch = reference.data, reference.batch
+    grad = jax.jit(jax.value_and_grad(loss_of(reference.model), has_aux=True))
+    (smoothed, count), gradient = grad(reference.params, batch, None)
+    plain, _ = jax.jit(loss_of(reference.model, 0.0))(reference.params, batch, None)
+    np.testing.assert_allclose(smoothed / count, data["loss_smoothed"], rtol=1e-5)
+    np.testing.assert_allclose(plain / count, data["loss_plain"], rtol=1e-5)
+    mean = jax.tree.map(lambda g: g / count, gradient)
+    assert_gradients_close(mean, reference.tree("grad"), 1e-4)
+
+
+def test_stepwise_logits(reference: Reference) -> None:
+    target = reference.batch.target_in
+    state = reference.apply(reference.batch.source, method="start", beams=1, length=16)
+    step = jax.jit(
+        lambda ids, state, index: reference.model.apply(
+            {"params": reference.params}, ids, state, index, method="step"
+        )
+    )
+    real = reference.data["tgt_out"] != 0
+    for index in range(target.shape[1]):
+        logits, state, _ = step(target[:, index, None], state, jnp.asarray(index))
+        wanted = reference.data["logits"][:, index]
+        rows = real[:, index]
+        np.testing.assert_allclose(logits[rows, 0], wanted[rows], rtol=0, atol=1e-4)
+
+
+def test_positions(fixtures: Path) -> None:
+    wanted = np.load(fixtures / "torch_post_ln.npz")["positional"]
+    np.testing.assert_allclose(sinusoids(128, 64), wanted, rtol=0, atol=1e-6)

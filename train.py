@@ -1,0 +1,9 @@
+"""Trains a model: python train.py --config=configs/quickstart.py --run=runs/quickstart"""
+
+import sys
+
+from transformer_jax.cli import main
+
+if __name__ == "__main__":
+    sys.argv.insert(1, "train")
+    main()

@@ -1,0 +1,1 @@
+"""Measurements that write files under results/."""

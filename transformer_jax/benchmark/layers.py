@@ -1,0 +1,131 @@
+"""Are layers better stored one by one, or stacked as [L, ...] and run by `lax.scan`?
+
+    python -m transformer_jax.benchmark.layers
+
+Times a training step of both, alternately, and compiling it, for the presets tiny and small;
+writes results/layers.json. The model stores them one by one; the stacked twin lives here only.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from transformer_jax import parallel
+from transformer_jax.attention import causal_mask, padding_mask
+from transformer_jax.benchmark import results
+from transformer_jax.config import SMALL, TINY, ModelConfig
+from transformer_jax.loss import token_loss
+from transformer_jax.model import DecoderLayer, EncoderLayer, Transformer
+from transformer_jax.prepare import loss_fn
+from transformer_jax.step import init_state, train_step
+from transformer_jax.types import Batch, Key, Params
+
+SIZES = {"tiny": (TINY, 4000, 256, 16), "small": (SMALL, 8000, 128, 32)}
+"""Model, vocabulary, rows and length of a batch."""
+REPEATS = 11
+
+
+def stack(params: Params) -> Params:
+    """The same parameters with each stack's layers as one tree of [L, ...] arrays."""
+
+    def joined(side: Params) -> Params:
+        layers = [side[f"layers_{i}"] for i in range(len(side))]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+
+    return params | {name: joined(params[name]) for name in ("encoder", "decoder")}
+
+
+def stacked_loss(config: ModelConfig, vocabulary: int) -> Callable[..., Any]:
+    """The loss of the post-norm model with stacked layers, as `prepare.loss_fn` for stored ones."""
+    model = Transformer(config, vocabulary, vocabulary)
+    encoder_layer, decoder_layer = EncoderLayer(config), DecoderLayer(config)
+
+    def loss(params: Params, batch: Batch, key: Key) -> Any:
+        variables = {"params": {"target_embedding": params["target_embedding"]}}
+
+        def embed(ids: jax.Array, key: Key) -> jax.Array:
+            positions = jnp.arange(ids.shape[1])[None, :]
+            run = lambda m: m.target_embedding(ids, positions, key)  # noqa: E731
+            return jnp.asarray(model.apply(variables, method=run))
+
+        mask, causal = padding_mask(batch.source), causal_mask(batch.target_in.shape[1])
+        keys = jax.random.split(key, 4)
+
+        def encode(x: jax.Array, layer: tuple[Params, Key]) -> tuple[jax.Array, None]:
+            y, _ = encoder_layer.apply({"params": layer[0]}, x, mask, layer[1])
+            return y, None
+
+        depth, depth_out = config.depths
+        memory, _ = jax.lax.scan(
+            encode,
+            embed(batch.source, keys[0]),
+            (params["encoder"], jax.random.split(keys[1], depth)),
+        )
+
+        def decode(x: jax.Array, layer: tuple[Params, Key]) -> tuple[jax.Array, None]:
+            def run(m: DecoderLayer) -> jax.Array:
+                return m(x, m.cross_attention.project(memory), causal, mask, layer[1])[0]
+
+            return jnp.asarray(decoder_layer.apply({"params": layer[0]}, method=run)), None
+
+        x, _ = jax.lax.scan(
+            decode,
+            embed(batch.target_in, keys[2]),
+            (params["decoder"], jax.random.split(keys[3], depth_out)),
+        )
+        logits = model.apply(variables, x, method="logits")
+        return token_loss(jnp.asarray(logits), batch.target_out, 0.1)
+
+    return loss
+
+
+def measure(config: ModelConfig, vocabulary: int, rows: int, length: int) -> dict[str, Any]:
+    """Median step and compile times, temporaries."""
+    rng = np.random.default_rng(0)
+    batch = Batch(*(rng.integers(4, vocabulary, (rows, length), np.int32) for _ in range(3)))
+    model = Transformer(config, vocabulary, vocabulary)
+    mesh, key, optimizer = parallel.make_mesh(), jax.random.key(0), optax.adam(1e-3)
+    init = parallel.compile(lambda key, batch: model.init(key, batch)["params"], mesh)
+    params = jax.tree.map(np.asarray, init(key, batch))
+    losses = {
+        "separate": (params, loss_fn(model, 0.1)),
+        "stacked": (jax.tree.map(np.asarray, stack(params)), stacked_loss(config, vocabulary)),
+    }
+    steps, states, found = {}, {}, {}
+    for name, (start, loss) in losses.items():
+        states[name] = init_state(parallel.replicate(start, mesh), optimizer)
+        step = parallel.compile(partial(train_step, loss=loss, optimizer=optimizer), mesh)
+        began = time.perf_counter()
+        steps[name] = step.lower(states[name], batch, key).compile()
+        found[name] = {
+            "compile_s": time.perf_counter() - began,
+            "temporaries_mib": steps[name].memory_analysis().temp_size_in_bytes / 2**20,
+        }
+    times: dict[str, list[float]] = {name: [] for name in losses}
+    for _ in range(REPEATS + 1):
+        for name, step in steps.items():
+            began = time.perf_counter()
+            jax.block_until_ready(step(states[name], batch, key))
+            times[name].append(time.perf_counter() - began)
+    for name, values in times.items():
+        found[name]["step_ms"] = statistics.median(values[1:]) * 1e3
+    return found | {"rows": rows, "length": length, "vocabulary": vocabulary}
+
+
+def main() -> None:
+    """Measures both presets and writes the result file."""
+    found = {name: measure(*size) for name, size in SIZES.items()}
+    print(results.write("layers", "make layers", {"presets": found}))
+
+
+if __name__ == "__main__":
+    main()

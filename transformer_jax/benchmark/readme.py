@@ -1,0 +1,131 @@
+"""Brings the generated parts of README.md up to date with the code and results/.
+
+A part stands between `<!-- NAME -->` and `<!-- end -->`; NAME is a function of `PARTS`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from transformer_jax import config as config_module
+from transformer_jax.benchmark import results
+from transformer_jax.config import Config
+
+README = Path("README.md")
+
+OTHER_FILES = {
+    "Makefile": "every command of the project",
+    "pyproject.toml": "package, dependencies, settings of the tools",
+    "constraints.txt": "exact versions of all dependencies",
+    "notebooks/quickstart.ipynb": "the first run from Python, with a map of attention",
+    "tests/": "a file for each room, and fixtures",
+    "results/": "measured numbers and figures, each with the command that made it",
+    ".ci/run": "what every change must pass",
+}
+
+
+def multi30k() -> str:
+    """The result table."""
+    found = results.read("multi30k_en_de")
+    machine = found["machine"]
+    rows = [
+        ("BLEU, lower-cased and tokenised", f"{found['bleu_lower_tokenised']:.2f}"),
+        ("BLEU, cased, sacreBLEU 13a", f"{found['bleu_cased_13a']:.2f}"),
+        ("chrF2", f"{found['chrf']:.2f}"),
+        ("parameters", f"{found['parameters']:,}"),
+        ("training", f"{found['minutes']:.0f} minutes, {found['steps']:,} steps"),
+        ("target tokens a second", f"{found['target_tokens_per_s']:,.0f}"),
+        ("machine", f"{machine['cores']} CPU cores ({machine['processor']})"),
+    ]
+    return _table(("Multi30k English-German, test_2016_flickr", ""), rows)
+
+
+def layers() -> str:
+    """Stacked against separate layers."""
+    rows = [
+        (
+            f"{name}, {layers}",
+            f"{found[layers]['step_ms']:,.0f}",
+            f"{found[layers]['compile_s']:.1f}",
+            f"{found[layers]['temporaries_mib']:,.0f}",
+        )
+        for name, found in results.read("layers")["presets"].items()
+        for layers in ("separate", "stacked")
+    ]
+    return _table(("layers", "step, ms", "compile, s", "temporaries, MiB"), rows)
+
+
+def config_table() -> str:
+    """Every field of the config, its default and what it means."""
+    rows: list[tuple[str, ...]] = []
+    texts = _field_texts()
+    for section in dataclasses.fields(Config):
+        defaults = getattr(Config(), section.name)
+        for field in dataclasses.fields(defaults):
+            value = getattr(defaults, field.name)
+            text = texts[type(defaults).__name__, field.name]
+            rows.append((f"`{section.name}.{field.name}`", f"`{value}`", text))
+    return _table(("field", "default", "meaning"), rows)
+
+
+def tree() -> str:
+    """The files, each with the first line of its docstring."""
+    paths = [Path("train.py"), *sorted(Path("configs").glob("*.py"))]
+    paths += sorted(Path("transformer_jax").rglob("*.py"), key=lambda p: (len(p.parts), str(p)))
+    lines = {
+        str(path): _first_line(path) for path in paths if path.read_text().strip()
+    } | OTHER_FILES
+    width = max(map(len, lines))
+    return "```\n" + "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items()) + "\n```"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "multi30k": multi30k,
+    "layers": layers,
+    "config": config_table,
+    "tree": tree,
+}
+
+
+def update(text: str) -> str:
+    """The README's text with every generated part made anew."""
+
+    def part(match: re.Match[str]) -> str:
+        return f"<!-- {match[1]} -->\n{PARTS[match[1]]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", part, text, flags=re.S)
+
+
+def main() -> None:
+    """Rewrites README.md."""
+    README.write_text(update(README.read_text("utf-8")), "utf-8")
+
+
+def _first_line(path: Path) -> str:
+    return (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").partition("\n")[0]
+
+
+def _field_texts() -> dict[tuple[str, str], str]:
+    """The string below each field of each dataclass in config.py."""
+    source = Path(str(config_module.__file__)).read_text("utf-8")
+    texts: dict[tuple[str, str], str] = {}
+    for part in ast.parse(source).body:
+        if isinstance(part, ast.ClassDef):
+            for field, text in itertools.pairwise(part.body):
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    texts[part.name, ast.unparse(field.target)] = ast.literal_eval(text.value)
+    return texts
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+if __name__ == "__main__":
+    main()

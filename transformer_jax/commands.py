@@ -1,0 +1,152 @@
+"""What each command does, once its options are read."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import jax
+
+from transformer_jax import checkpoint, corpus, loop, parallel, run
+from transformer_jax import evaluate as scores
+from transformer_jax.config import Config, to_json
+from transformer_jax.model import count_parameters
+from transformer_jax.options import Average, Evaluate, Inspect, Search, Train, Translate
+from transformer_jax.prepare import empty_batch, init_fn, prepare, update_fn
+from transformer_jax.reporting import Reporter, TensorBoard, Terminal
+from transformer_jax.translate import Translator
+
+
+def train(options: Train, config: Config) -> None:
+    """Trains with a live display."""
+    parallel.cache_programs()
+    with Terminal() as terminal:
+        reporters: list[Reporter] = [terminal]
+        if options.tensorboard:
+            reporters.append(TensorBoard(options.run / "tensorboard"))
+        loop.train(
+            config,
+            options.run,
+            restart=options.restart,
+            init_from=options.init_from,
+            profile=options.profile,
+            reporters=reporters,
+        )
+
+
+def translate(options: Translate) -> None:
+    """Translates a file or standard input."""
+    parallel.cache_programs()
+    translator = _translator(options)
+    interactive = options.input == "-" and sys.stdin.isatty()
+    lines = translator.stream(corpus.read_lines(options.input), 1 if interactive else None)
+    with _output(options.output) as out:
+        for line in lines:
+            print(line, file=out, flush=interactive)
+
+
+def evaluate(options: Evaluate) -> None:
+    """Prints the scores of each corpus, and some translations."""
+    parallel.cache_programs()
+    translator = _translator(options)
+    config = translator.config.data
+    dev_loss = scores.dev_loss_fn(translator.model, translator.config, translator.mesh)
+    for name in options.data or config.dev:
+        pairs = list(corpus.read_pairs(name, config.fields, "validation"))
+        sources, references = map(list, zip(*pairs, strict=True))
+        outputs = translator(sources)
+        found = scores.score(outputs, references, options.language)
+        found |= dev_loss(
+            translator.weights,
+            corpus.tokenise(
+                [name],
+                translator.tokenizers,
+                config,
+                max_length=translator.config.model.max_length,
+                split="validation",
+                filters=False,
+            ),
+        )
+        if options.json:
+            search = dataclasses.asdict(translator.config.decode)
+            print(json.dumps({"corpus": name, "search": search} | found, ensure_ascii=False))
+            continue
+        for shown in list(zip(sources, outputs, references, strict=True))[: options.show]:
+            print("source     {}\noutput     {}\nreference  {}\n".format(*shown))
+        signatures = found.pop("signatures")
+        print(f"{name}: " + "  ".join(f"{key} {value:.4g}" for key, value in found.items()))
+        for key, signature in signatures.items():
+            print(f"    {key}: {signature}")
+
+
+def average(options: Average) -> None:
+    """Makes a run of averaged weights."""
+    source = run.load(options.run)
+    known = checkpoint.steps(source.checkpoints)
+    steps = list(options.steps) or known[-options.last :]
+    if options.last < 1:
+        raise ValueError(f"--last={options.last}: must be at least 1")
+    weights = checkpoint.average(source.checkpoints, steps)
+    made_from = {"average_of": {"run": source.folder.name, "steps": steps}}
+    made = run.create(options.out, source.config, source.tokenizers, made_from)
+    with checkpoint.Checkpoints(made.checkpoints, keep=1) as checkpoints:
+        checkpoints.save(max(steps), {"weights": weights}, {}, best=True)
+    print(f"{options.out}: average of steps {', '.join(map(str, steps))}")
+
+
+def inspect(options: Inspect, config: Config) -> None:
+    """Prints the config and what training it takes."""
+    setup = prepare(config, run.load(options.run) if options.run else None)
+    sizes = setup.tokenizers.source.size, setup.tokenizers.target.size
+    print(json.dumps(to_json(config), indent=1, ensure_ascii=False))
+    print(f"vocabulary  {sizes[0]:,} source, {sizes[1]:,} target ids")
+    print(f"parameters  {count_parameters(config.model, *sizes):,}")
+    print(f"corpus      {setup.examples.report}")
+    for name, dev in setup.dev.items():
+        print(f"            {name}: {dev.examples.report}")
+    loader = setup.loader
+    print(f"batches     {loader.batches_per_epoch:,} an epoch, {loader.fill:.1%} of slots filled")
+    print(f"programs    {len(loader.shapes)} training steps, one for each shape of a batch:")
+    state = jax.eval_shape(init_fn(setup), jax.random.key(0), empty_batch(loader.shapes[0]))
+    step = parallel.compile(update_fn(setup), setup.mesh, donate=True)
+    for shape in loader.shapes:
+        batch = empty_batch(shape, config.data.packing)
+        analysis = step.lower(state, batch, jax.random.key(0)).compile().memory_analysis()
+        size = f"{shape.rows:>5} rows x {shape.source:>3} source x {shape.target:>3} target"
+        memory = analysis.temp_size_in_bytes / 2**20
+        print(f"            {size}  {memory:>9,.1f} MiB of temporaries")
+    held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+    print(f"memory      {held / 2**20:,.1f} MiB of weights and optimizer on each device")
+
+
+def _translator(options: Search) -> Translator:
+    loaded = run.load(options.run)
+    wanted = {"beam": options.beam, "penalty": options.penalty, "alpha": options.alpha}
+    given = {name: value for name, value in wanted.items() if value is not None}
+    decode = dataclasses.replace(loaded.config.decode, **given)
+    return Translator.load(options.run, step=options.step, decode=decode)
+
+
+@contextlib.contextmanager
+def _output(path: str) -> Iterator[IO[str]]:
+    """A text file that appears whole or not at all; "-" is standard output."""
+    if path == "-":
+        yield sys.stdout
+        sys.stdout.flush()
+    elif Path(path).exists() and not Path(path).is_file():
+        with Path(path).open("w", encoding="utf-8") as out:
+            yield out
+    else:
+        temporary = Path(f"{path}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("w", encoding="utf-8") as out:
+                yield out
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)

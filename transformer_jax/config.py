@@ -1,0 +1,429 @@
+"""What a run is: frozen dataclasses in the paper's terms, validated when made, JSON in and out.
+
+A config file is Python with a function `get_config() -> Config`. The resolved config is stored in
+the run as JSON; `from_json` reads it back and refuses unknown keys with the nearest known name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+_NOT_COMPARED = {"compared": False}
+"""Metadata of a field that says how long or how a run is executed: a run continues under another
+value of it."""
+
+
+def _convert(name: str, value: Any, hint: Any) -> Any:
+    """`value` as `hint` wants it (a list as a tuple, an int as a float); ValueError otherwise."""
+    origin = get_origin(hint)
+    if origin is Literal:
+        if value in get_args(hint):
+            return value
+        choices = [str(choice) for choice in get_args(hint)]
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(choices)}")
+    if origin is types.UnionType:
+        return None if value is None else _convert(name, value, get_args(hint)[0])
+    if origin is tuple:
+        return _convert_tuple(name, value, get_args(hint))
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        raise ValueError(f"{name}={value!r}: must be {_describe(hint)}")
+    if hint is float and value != value:
+        raise ValueError(f"{name}={value!r}: must be a number")
+    return value
+
+
+def _convert_tuple(name: str, value: Any, item_hints: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{name}={value!r}: must be a list")
+    if item_hints[-1] is not Ellipsis and len(value) != len(item_hints):
+        raise ValueError(f"{name}={value!r}: must have {len(item_hints)} items")
+    return tuple(_convert(name, item, item_hints[0]) for item in value)
+
+
+def _describe(hint: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+    return names.get(hint, f"a {getattr(hint, '__name__', hint)}")
+
+
+class _Section:
+    """A part of the config: its values are checked when it is made."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for f in dataclasses.fields(typing.cast(Any, self)):
+            value = _convert(f"{self._name()}{f.name}", getattr(self, f.name), hints[f.name])
+            object.__setattr__(self, f.name, value)
+        self._validate()
+
+    @classmethod
+    def _name(cls) -> str:
+        """The prefix of the section's fields in messages: "model." for `ModelConfig`."""
+        return cls.__name__.removesuffix("Config").lower() + "."
+
+    def _validate(self) -> None:
+        pass
+
+    def _require(self, ok: bool, name: str, want: str) -> None:
+        if not ok:
+            raise ValueError(f"{self._name()}{name}={getattr(self, name)!r}: must be {want}")
+
+    def _require_positive(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            self._require(value is None or value > 0, name, "above 0")
+
+    def _require_rate(self, *names: str) -> None:
+        for name in names:
+            self._require(0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
+
+
+@dataclass(frozen=True)
+class ModelConfig(_Section):
+    """The Transformer's architecture (Vaswani et al. 2017, section 3). Defaults: the base model."""
+
+    layers: int = 6
+    """Encoder layers (N)."""
+    decoder_layers: int | None = None
+    """Decoder layers (M); None: as many as the encoder's."""
+    d_model: int = 512
+    """Width of the embeddings and of every sub-layer's output."""
+    heads: int = 8
+    """Attention heads; must divide d_model."""
+    d_ff: int = 2048
+    """Width of the feed-forward's hidden layer."""
+    max_length: int = 256
+    """The longest sentence, in tokens with the end symbol; longer input is cut with a warning."""
+    norm: Literal["post", "pre"] = "post"
+    """Layer normalisation after each residual sum (the paper) or before each sub-layer."""
+    norm_eps: float = 1e-6
+    """Added to the variance in layer normalisation."""
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    """How positions are encoded (section 3.5)."""
+    position_layout: Literal["interleaved", "halves"] = "interleaved"
+    """Sine and cosine in alternating columns (the paper) or in two halves."""
+    activation: Literal["relu", "gelu", "silu", "swiglu"] = "relu"
+    """The feed-forward's non-linearity; swiglu adds a gate."""
+    tied: Literal["all", "decoder", "none"] = "all"
+    """Which embeddings share one matrix: both and the logits, the target's and the logits, none."""
+    bias: bool = True
+    """Biases in attention projections and feed-forward."""
+    output_bias: bool = False
+    """A bias on the logits."""
+    embedding_scale: float | None = None
+    """Factor on embeddings; None: the square root of d_model (section 3.4)."""
+    decoder_start_id: int = 1
+    """The id that the decoder reads first; 1 is the tokenizer's begin symbol."""
+    dropout: float = 0.1
+    """Dropout on sub-layer outputs and on embeddings (section 5.4)."""
+    attention_dropout: float = 0.0
+    """Dropout on attention weights."""
+    ffn_dropout: float = 0.0
+    """Dropout on the feed-forward's hidden layer."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the computation; parameters, softmax, logits and loss stay float32."""
+
+    def _validate(self) -> None:
+        self._require_positive("layers", "decoder_layers", "d_model", "heads", "d_ff", "norm_eps")
+        self._require(self.max_length >= 2, "max_length", "at least 2 (a token and the end symbol)")
+        divisors = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0]
+        nearest = min(divisors, key=lambda n: abs(n - self.heads))
+        self._require(
+            self.d_model % self.heads == 0,
+            "heads",
+            f"a divisor of model.d_model={self.d_model}, such as {nearest}",
+        )
+        even = self.positions == "learned" or self.d_model % 2 == 0
+        self._require(even, "d_model", "even for sinusoidal positions")
+        self._require(self.decoder_start_id >= 0, "decoder_start_id", "at least 0")
+        self._require_rate("dropout", "attention_dropout", "ffn_dropout")
+        self._require_positive("embedding_scale")
+
+    @property
+    def depths(self) -> tuple[int, int]:
+        """(encoder layers, decoder layers)."""
+        return self.layers, self.layers if self.decoder_layers is None else self.decoder_layers
+
+
+TINY = ModelConfig(layers=4, d_model=128, heads=4, d_ff=256, dropout=0.3)
+"""For corpora of some 30,000 pairs (Wu et al. 2021)."""
+SMALL = ModelConfig(layers=3, d_model=256, heads=4, d_ff=1024, dropout=0.3)
+"""For corpora of some 100,000 pairs."""
+BASE = ModelConfig()
+"""The paper's base model (table 3)."""
+BIG = ModelConfig(d_model=1024, heads=16, d_ff=4096, dropout=0.3)
+"""The paper's big model (table 3)."""
+
+
+@dataclass(frozen=True)
+class TokenizerConfig(_Section):
+    """Subwords: SentencePiece models trained by the tool or given by path."""
+
+    kind: Literal["bpe", "unigram"] = "bpe"
+    """The kind of SentencePiece model."""
+    vocabulary: int = 8000
+    """Number of ids of a trained model, special ones and the 256 bytes of the fallback included."""
+    joint: bool = True
+    """One vocabulary for both languages, or one each."""
+    symbols: tuple[str, ...] = ()
+    """Strings that are always one piece, such as placeholders."""
+    sampling: float = 0.0
+    """Subword sampling in training: BPE-dropout's rate, or unigram's alpha; 0: off."""
+    models: tuple[str, ...] = ()
+    """Paths of your own SentencePiece models: one for both languages, or source and target."""
+
+    def _validate(self) -> None:
+        self._require(self.vocabulary > 260, "vocabulary", "above 260 (4 special ids, 256 bytes)")
+        self._require_rate("sampling")
+        self._require(len(self.models) <= 2, "models", "one path, or two (source, target)")
+        ok = not self.models or (len(self.models) == 1) == self.joint
+        self._require(
+            ok,
+            "models",
+            f"{'one path' if self.joint else 'two paths'} when tokenizer.joint={self.joint}",
+        )
+        self._require(all(self.symbols), "symbols", "non-empty strings")
+
+
+@dataclass(frozen=True)
+class DataConfig(_Section):
+    """Where the pairs come from and how they become batches.
+
+    A corpus is `grammar` (built in), `SOURCE,TARGET` (two text files), `FILE.tsv` or `FILE.jsonl`;
+    each file may be gzipped (`.gz`).
+    """
+
+    train: tuple[str, ...] = ("grammar",)
+    """Corpora to train on."""
+    dev: tuple[str, ...] = ("grammar",)
+    """Development corpora; the first one chooses the best checkpoint."""
+    fields: tuple[str, str] = ("source", "target")
+    """Names of the two fields of a JSONL line."""
+    max_ratio: float = 9.0
+    """Pairs whose token counts differ by more than this factor are left out of training."""
+    batch_tokens: int = 4096
+    """Token slots on each side of a batch, padding included."""
+    shapes: int = 8
+    """At most so many batch shapes, each one a compiled program."""
+    packing: bool = False
+    """Several pairs in one row, with one batch shape."""
+    packed_length: int = 128
+    """Length of the rows when packing."""
+    workers: int = field(default=2, metadata=_NOT_COMPARED)
+    """Threads that tokenise."""
+    cache: str = field(default="", metadata=_NOT_COMPARED)
+    """Folder for tokenised corpora; empty: the user's cache folder."""
+
+    def _validate(self) -> None:
+        self._require(len(self.train) > 0, "train", "at least one corpus")
+        self._require(all(self.fields), "fields", "two names")
+        self._require(self.max_ratio >= 1, "max_ratio", "at least 1")
+        self._require_positive("batch_tokens", "shapes", "packed_length", "workers")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig(_Section):
+    """Adam, its schedule and what is done to gradients (section 5.3)."""
+
+    schedule: Literal["noam", "inverse_sqrt", "cosine", "linear"] = "noam"
+    """Shape of the learning rate after its linear warm-up."""
+    learning_rate: float = 1.0
+    """The peak; for noam the factor on d_model^-0.5 · min(step^-0.5, step · warmup^-1.5)."""
+    warmup: int = 4000
+    """Steps of linear warm-up."""
+    decay_steps: int | None = None
+    """Step at which cosine and linear reach 0."""
+    b1: float = 0.9
+    """Adam's decay of the first moment."""
+    b2: float = 0.98
+    """Adam's decay of the second moment."""
+    eps: float = 1e-9
+    """Adam's epsilon."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay (AdamW), on matrices only: norms and biases are left alone."""
+    clip_norm: float | None = None
+    """Largest global norm of the gradient; None: no clipping."""
+    label_smoothing: float = 0.1
+    """Probability spread evenly over the vocabulary (section 5.4)."""
+    accumulate: int = 1
+    """Pieces that a batch is computed in, one after the other, to save memory."""
+    ema: float | None = None
+    """Decay of the moving average of the weights that is evaluated and kept; None: off."""
+
+    def _validate(self) -> None:
+        self._require_positive("learning_rate", "warmup", "decay_steps", "eps", "clip_norm")
+        self._require_positive("accumulate")
+        self._require_rate("b1", "b2", "label_smoothing")
+        self._require(self.weight_decay >= 0, "weight_decay", "at least 0")
+        self._require(self.ema is None or 0 < self.ema < 1, "ema", "between 0 and 1")
+        if self.schedule in ("cosine", "linear"):
+            ok = self.decay_steps is not None and self.decay_steps > self.warmup
+            need = f"above optimizer.warmup={self.warmup} for the {self.schedule} schedule"
+            self._require(ok, "decay_steps", need)
+
+
+@dataclass(frozen=True)
+class TrainConfig(_Section):
+    """How long to train, and what is measured and kept on the way."""
+
+    seed: int = 0
+    """Of initialisation, batches, dropout and subword sampling."""
+    steps: int | None = field(default=None, metadata=_NOT_COMPARED)
+    """Stop after so many updates."""
+    epochs: int | None = field(default=None, metadata=_NOT_COMPARED)
+    """Stop after so many passes over the data."""
+    minutes: float | None = field(default=None, metadata=_NOT_COMPARED)
+    """Stop after so many minutes of training, all sittings together."""
+    patience: int | None = field(default=None, metadata=_NOT_COMPARED)
+    """Stop after so many evaluations without a better score."""
+    best: Literal["bleu", "loss"] = "bleu"
+    """What the best checkpoint is chosen by, on the first development corpus."""
+    evaluate_every: int = field(default=500, metadata=_NOT_COMPARED)
+    """Steps between evaluations."""
+    save_every: int = field(default=500, metadata=_NOT_COMPARED)
+    """Steps between checkpoints."""
+    log_every: int = field(default=20, metadata=_NOT_COMPARED)
+    """Steps between lines of metrics."""
+    keep: int = field(default=3, metadata=_NOT_COMPARED)
+    """Newest checkpoints kept, beside the best one."""
+
+    def _validate(self) -> None:
+        self._require_positive("steps", "epochs", "minutes", "patience")
+        self._require_positive("evaluate_every", "save_every", "log_every", "keep")
+        self._require(0 <= self.seed < 2**32, "seed", "between 0 and 2^32 - 1")
+        if self.steps is None and self.epochs is None and self.minutes is None:
+            raise ValueError(
+                "train.steps=None: name an end: train.steps, train.epochs or train.minutes"
+            )
+
+
+@dataclass(frozen=True)
+class DecodeConfig(_Section):
+    """How `translate` and `evaluate` search."""
+
+    beam: int = 4
+    """Hypotheses kept; 1: greedy."""
+    penalty: Literal["gnmt", "power"] = "gnmt"
+    """Length normalisation of a hypothesis of length L: ((5 + L) / 6)^alpha or L^alpha."""
+    alpha: float = 0.6
+    """Exponent of the length normalisation; 0: none."""
+    batch_tokens: int = 4096
+    """Source token slots in a batch, padding included, counted once for each hypothesis."""
+
+    def _validate(self) -> None:
+        self._require_positive("beam", "batch_tokens")
+        self._require(self.alpha >= 0, "alpha", "at least 0")
+
+
+@dataclass(frozen=True)
+class ExecutionConfig(_Section):
+    """How a run is executed: recorded, never compared, never needed to load it."""
+
+    executor: Literal["jit", "pmap"] = field(default="jit", metadata=_NOT_COMPARED)
+    """What compiles the training step for several devices."""
+
+
+@dataclass(frozen=True)
+class Config(_Section):
+    """Everything that says what a run is."""
+
+    model: ModelConfig = BASE
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    train: TrainConfig = TrainConfig(steps=100_000)
+    decode: DecodeConfig = DecodeConfig()
+    execution: ExecutionConfig = ExecutionConfig()
+
+    @classmethod
+    def _name(cls) -> str:
+        return ""
+
+    def _validate(self) -> None:
+        if self.model.tied == "all" and not self.tokenizer.joint:
+            raise ValueError(
+                "model.tied='all': must be decoder or none where tokenizer.joint=False: "
+                "two vocabularies cannot share one matrix"
+            )
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """The config as JSON values: dicts, lists, strings, numbers, booleans and None."""
+    return _plain(dataclasses.asdict(config))
+
+
+def from_json(value: Any, kind: type[Any] = Config, name: str = "") -> Any:
+    """Reads a config back. ValueError: a key that no field has, or a value of another type."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{name.rstrip('.') or 'config'}={value!r}: must be an object")
+    hints = typing.get_type_hints(kind)
+    for key in value:
+        if key not in hints:
+            raise ValueError(f"{name}{key}: unknown key{did_you_mean(key, hints)}")
+    made = {
+        key: from_json(item, hints[key], f"{name}{key}.")
+        if dataclasses.is_dataclass(hints[key])
+        else _convert(f"{name}{key}", item, hints[key])
+        for key, item in value.items()
+    }
+    return kind(**made)
+
+
+def differences(old: Config, new: Config) -> list[str]:
+    """Fields in which two configs describe different runs, as "model.layers: 4 -> 6"."""
+    return _differences(old, new, "")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message on an unknown name: the nearest known one, or all of them."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+
+
+def load_config_file(path: str | Path) -> Config:
+    """Runs the Python file a user names and returns what its `get_config()` returns.
+
+    ValueError: the file is missing, fails, or has no `get_config` that returns a `Config`.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"config file {path}: no such file")
+    space: dict[str, Any] = {"__name__": "config", "__file__": str(path)}
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec"), space)
+        config = space["get_config"]()
+    except KeyError as error:
+        raise ValueError(f"config file {path}: defines no function get_config()") from error
+    except ValueError as error:
+        raise ValueError(f"config file {path}: {error}") from error
+    except Exception as error:
+        raise ValueError(f"config file {path}: {type(error).__name__}: {error}") from error
+    if not isinstance(config, Config):
+        raise ValueError(f"config file {path}: get_config() must return a Config, not {config!r}")
+    return config
+
+
+def _differences(old: Any, new: Any, name: str) -> list[str]:
+    found: list[str] = []
+    for f in dataclasses.fields(old):
+        a, b = getattr(old, f.name), getattr(new, f.name)
+        if dataclasses.is_dataclass(a):
+            found += _differences(a, b, f"{name}{f.name}.")
+        elif a != b and f.metadata.get("compared", True):
+            found.append(f"{name}{f.name}: {a!r} -> {b!r}")
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

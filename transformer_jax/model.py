@@ -1,0 +1,389 @@
+"""The encoder-decoder Transformer (Vaswani et al. 2017, section 3) as pure Linen modules.
+
+The only collection is "params". Dropout keys, caches and masks are arguments and return values;
+`key=None` means evaluation: no dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from transformer_jax.attention import (
+    KVCache,
+    MultiHeadAttention,
+    causal_mask,
+    padding_mask,
+    segment_mask,
+)
+from transformer_jax.config import ModelConfig
+from transformer_jax.dropout import dropout
+from transformer_jax.types import Batch, DecodeState, Key, Params
+
+Aux = dict[str, Array]
+"""What layers return beside their output: attention weights [B, N, T, S] by layer name."""
+
+
+def sinusoids(length: int, d_model: int, layout: str = "interleaved") -> np.ndarray:
+    """The table of positions [length, d_model], float32 (section 3.5).
+
+    PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos(...); in the layout "halves" the
+    sines stand in the first half of the columns and the cosines in the second.
+    """
+    rate = 10000.0 ** -(np.arange(0, d_model, 2) / d_model)
+    angle = np.arange(length)[:, None] * rate
+    waves = np.stack([np.sin(angle), np.cos(angle)], axis=-1 if layout == "interleaved" else 1)
+    return waves.reshape(length, d_model).astype(np.float32)
+
+
+class Embedding(nn.Module):
+    """Ids to vectors: scaled embedding plus position (sections 3.4 and 3.5)."""
+
+    config: ModelConfig
+    vocabulary: int
+
+    def setup(self) -> None:
+        config = self.config
+        width = config.d_model
+        normal = nn.initializers.normal(width**-0.5)
+        self.embedding = self.param("embedding", normal, (self.vocabulary, width))
+        if config.positions == "learned":
+            shape = (config.max_length, width)
+            self.table = self.param("positions", nn.initializers.normal(0.02), shape)
+        else:
+            self.table = sinusoids(config.max_length, width, config.position_layout)
+
+    def __call__(
+        self, ids: Int[Array, "B T"], positions: Int[Array, "#B T"] | None, key: Key | None
+    ) -> Float[Array, "B T D"]:
+        """`positions` None: those of one sentence a row, from 0."""
+        config = self.config
+        if positions is None:
+            _check_length(config, ids.shape[1])
+            positions = jnp.arange(ids.shape[1])[None, :]
+        dtype = jnp.dtype(config.dtype)
+        scale = config.d_model**0.5 if config.embedding_scale is None else config.embedding_scale
+        x = jnp.asarray(self.embedding, dtype)[ids] * jnp.asarray(scale, dtype)
+        x = x + jnp.asarray(self.table, dtype)[positions]
+        return dropout(x, config.dropout, key)
+
+
+class FeedForward(nn.Module):
+    """max(0, x W₁ + b₁) W₂ + b₂ (section 3.3, eq. 2), or with another activation."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"], key: Key | None) -> Float[Array, "B T D"]:
+        config = self.config
+
+        def dense(features: int, name: str) -> nn.Dense:
+            init = nn.initializers.xavier_uniform()
+            dtype = jnp.dtype(config.dtype)
+            return nn.Dense(features, config.bias, dtype, kernel_init=init, name=name)
+
+        hidden = dense(config.d_ff, "in")(x)
+        if config.activation == "swiglu":
+            hidden = nn.silu(dense(config.d_ff, "gate")(x)) * hidden
+        else:
+            hidden = _ACTIVATIONS[config.activation](hidden)
+        return dense(config.d_model, "out")(dropout(hidden, config.ffn_dropout, key))
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": nn.relu,
+    "gelu": nn.gelu,
+    "silu": nn.silu,
+}
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward (section 3.1)."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        self.self_attention = MultiHeadAttention(self.config)
+        self.self_attention_norm = _layer_norm(self.config)
+        self.ffn = FeedForward(self.config)
+        self.ffn_norm = _layer_norm(self.config)
+
+    def __call__(
+        self, x: Float[Array, "B S D"], mask: Bool[Array, "#B #N #S S"], key: Key | None
+    ) -> tuple[Float[Array, "B S D"], Aux]:
+        keys = _split(key, 4)
+
+        def self_attention(y: Array) -> tuple[Array, Array | None]:
+            return self.self_attention(y, self.self_attention.project(y), mask, keys[0])
+
+        x, weights = _residual(self.config, self.self_attention_norm, self_attention, x, keys[1])
+        x, _ = _residual(
+            self.config, self.ffn_norm, lambda y: (self.ffn(y, keys[2]), None), x, keys[3]
+        )
+        return x, _named(self_attention=weights)
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention over the memory, and feed-forward (section 3.1)."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        self.self_attention = MultiHeadAttention(self.config)
+        self.self_attention_norm = _layer_norm(self.config)
+        self.cross_attention = MultiHeadAttention(self.config)
+        self.cross_attention_norm = _layer_norm(self.config)
+        self.ffn = FeedForward(self.config)
+        self.ffn_norm = _layer_norm(self.config)
+
+    def __call__(
+        self,
+        x: Float[Array, "R T D"],
+        memory: KVCache,
+        self_mask: Bool[Array, "#R #N T U"],
+        cross_mask: Bool[Array, "#B #N #Q S"],
+        key: Key | None = None,
+        cache: tuple[KVCache, Int[Array, ""]] | None = None,
+    ) -> tuple[Float[Array, "R T D"], KVCache, Aux]:
+        """R rows of T positions, over the `memory` keys and values of B sentences (R = B · beams).
+
+        With a `cache` of earlier positions (R rows, and the index where x goes) x attends to
+        those too. Returns the output, the keys and values of self-attention, and the weights.
+        """
+        keys = _split(key, 6)
+
+        def self_attention(y: Array) -> tuple[Array, tuple[KVCache, Array | None]]:
+            seen = self.self_attention.project(y)
+            if cache is not None:
+                seen = cache[0].put(seen, cache[1])
+            y, weights = self.self_attention(y, seen, self_mask, keys[0])
+            return y, (seen, weights)
+
+        def cross_attention(y: Array) -> tuple[Array, Array | None]:
+            # The beams of a sentence are so many query positions: its memory is never copied.
+            queries = y.reshape(memory.key.shape[0], -1, y.shape[-1])
+            attended, weights = self.cross_attention(queries, memory, cross_mask, keys[2])
+            return attended.reshape(y.shape), weights
+
+        config = self.config
+        x, (seen, own) = _residual(config, self.self_attention_norm, self_attention, x, keys[1])
+        x, cross = _residual(config, self.cross_attention_norm, cross_attention, x, keys[3])
+        x, _ = _residual(config, self.ffn_norm, lambda y: (self.ffn(y, keys[4]), None), x, keys[5])
+        return x, seen, _named(self_attention=own, cross_attention=cross)
+
+
+class Encoder(nn.Module):
+    """N encoder layers; pre-norm adds a last normalisation."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        self.layers = [EncoderLayer(self.config) for _ in range(self.config.depths[0])]
+        if self.config.norm == "pre":
+            self.norm = _layer_norm(self.config)
+
+    def __call__(
+        self, x: Float[Array, "B S D"], mask: Bool[Array, "#B #N #S S"], key: Key | None
+    ) -> tuple[Float[Array, "B S D"], Aux]:
+        keys = _split(key, len(self.layers))
+        aux: Aux = {}
+        for i, layer in enumerate(self.layers):
+            x, more = layer(x, mask, keys[i])
+            aux |= {f"encoder/{i}/{name}": weights for name, weights in more.items()}
+        return self.norm(x) if self.config.norm == "pre" else x, aux
+
+
+class Decoder(nn.Module):
+    """M decoder layers; pre-norm adds a last normalisation."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        self.layers = [DecoderLayer(self.config) for _ in range(self.config.depths[1])]
+        if self.config.norm == "pre":
+            self.norm = _layer_norm(self.config)
+
+    def project(self, memory: Float[Array, "B S D"]) -> list[KVCache]:
+        """Keys and values of the memory for each layer's cross-attention."""
+        return [layer.cross_attention.project(memory) for layer in self.layers]
+
+    def __call__(
+        self,
+        x: Float[Array, "R T D"],
+        memory: list[KVCache],
+        self_mask: Bool[Array, "#R #N T U"],
+        cross_mask: Bool[Array, "#B #N #Q S"],
+        key: Key | None = None,
+        caches: list[KVCache] | None = None,
+        index: Int[Array, ""] | None = None,
+    ) -> tuple[Float[Array, "R T D"], list[KVCache], Aux]:
+        """As `DecoderLayer`, with one memory and one cache a layer."""
+        keys = _split(key, len(self.layers))
+        aux: Aux = {}
+        seen: list[KVCache] = []
+        for i, layer in enumerate(self.layers):
+            cache = None if caches is None or index is None else (caches[i], index)
+            x, new, more = layer(x, memory[i], self_mask, cross_mask, keys[i], cache)
+            seen.append(new)
+            aux |= {f"decoder/{i}/{name}": weights for name, weights in more.items()}
+        return self.norm(x) if self.config.norm == "pre" else x, seen, aux
+
+
+class Transformer(nn.Module):
+    """Source and target ids to logits over the target's vocabulary."""
+
+    config: ModelConfig
+    source_vocabulary: int
+    target_vocabulary: int
+
+    def setup(self) -> None:
+        config = self.config
+        self.target_embedding = Embedding(config, self.target_vocabulary)
+        if config.tied == "all":
+            if self.source_vocabulary != self.target_vocabulary:
+                raise ValueError(
+                    f"model.tied='all': needs one vocabulary, not {self.source_vocabulary} and "
+                    f"{self.target_vocabulary} ids; set model.tied=decoder or tokenizer.joint=true"
+                )
+            self.source_embedding = self.target_embedding
+        else:
+            self.source_embedding = Embedding(config, self.source_vocabulary)
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        shape = (self.target_vocabulary, config.d_model)
+        if config.tied == "none":
+            self.output = self.param("output", nn.initializers.xavier_uniform(), shape)
+        if config.output_bias:
+            self.output_bias = self.param("output_bias", nn.initializers.zeros, shape[:1])
+
+    def __call__(self, batch: Batch, key: Key | None = None) -> tuple[Float[Array, "B T V"], Aux]:
+        """Logits at every target position, each seeing the target before it (teacher forcing)."""
+        encoder_key, decoder_key = _split(key, 2)
+        memory, encoder_aux = self.encode(
+            batch.source, batch.source_segments, batch.source_positions, key=encoder_key
+        )
+        self_mask = causal_mask(batch.target_in.shape[1])
+        if batch.target_segments is None or batch.source_segments is None:
+            cross_mask = padding_mask(batch.source)
+        else:
+            self_mask &= segment_mask(batch.target_segments, batch.target_segments)
+            cross_mask = segment_mask(batch.target_segments, batch.source_segments)
+        embedding_key, layers_key = _split(decoder_key, 2)
+        x = self.target_embedding(batch.target_in, batch.target_positions, embedding_key)
+        x, _, decoder_aux = self.decoder(
+            x, self.decoder.project(memory), self_mask, cross_mask, layers_key
+        )
+        return self.logits(x), encoder_aux | decoder_aux
+
+    def encode(
+        self,
+        source: Int[Array, "B S"],
+        segments: Int[Array, "B S"] | None = None,
+        positions: Int[Array, "B S"] | None = None,
+        *,
+        key: Key | None = None,
+    ) -> tuple[Float[Array, "B S D"], Aux]:
+        """The memory: one vector for each source position."""
+        mask = padding_mask(source) if segments is None else segment_mask(segments, segments)
+        embedding_key, layers_key = _split(key, 2)
+        x = self.source_embedding(source, positions, embedding_key)
+        return self.encoder(x, mask, layers_key)
+
+    def logits(self, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
+        """Scores of every target id in float32 (section 3.4)."""
+        matrix = self.output if self.config.tied == "none" else self.target_embedding.embedding
+        logits = jnp.einsum(
+            "...d,vd->...v", x, matrix.astype(x.dtype), preferred_element_type=jnp.float32
+        )
+        if self.config.output_bias:
+            logits += self.output_bias.reshape((1,) * (logits.ndim - 1) + (-1,))
+        return logits
+
+    def start(self, source: Int[Array, "B S"], beams: int, length: int) -> DecodeState:
+        """The state of decoding `beams` hypotheses a sentence, of at most `length` tokens."""
+        config = self.config
+        _check_length(config, length)
+        memory, _ = self.encode(source)
+        shape = (source.shape[0], beams, config.heads, length, config.d_model // config.heads)
+        empty = jnp.zeros(shape, jnp.dtype(config.dtype))
+        caches = [KVCache(empty, empty) for _ in range(config.depths[1])]
+        return DecodeState((self.decoder.project(memory), padding_mask(source)), caches)
+
+    def step(
+        self, ids: Int[Array, "B K"], state: DecodeState, index: Int[Array, ""]
+    ) -> tuple[Float[Array, "B K V"], DecodeState, Aux]:
+        """Logits of the next id after `ids`, the ids at position `index` of each hypothesis."""
+        (memory, cross_mask), (sentences, beams) = state.memory, ids.shape
+        caches = jax.tree.map(lambda c: c.reshape(-1, *c.shape[2:]), state.beams)
+        length = caches[0].key.shape[2]
+        self_mask = (jnp.arange(length) <= index)[None, None, None, :]
+        x = self.target_embedding(ids.reshape(-1, 1), jnp.reshape(index, (1, 1)), None)
+        x, caches, aux = self.decoder(x, memory, self_mask, cross_mask, caches=caches, index=index)
+        caches = jax.tree.map(lambda c: c.reshape(sentences, beams, *c.shape[1:]), caches)
+        logits = self.logits(x[:, 0]).reshape(sentences, beams, -1)
+        return logits, DecodeState(state.memory, caches), aux
+
+
+def abstract_params(model: Transformer) -> Params:
+    """The tree of the model's parameters, with shapes and types in the place of arrays."""
+    ids = jnp.zeros((1, 1), jnp.int32)
+    return jax.eval_shape(model.init, jax.random.key(0), Batch(ids, ids, ids))["params"]
+
+
+def count_parameters(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> int:
+    """The number of parameters, by formula."""
+    d, f = config.d_model, config.d_ff
+    bias = int(config.bias)
+    attention = 4 * (d * d + bias * d)
+    gates = 2 if config.activation == "swiglu" else 1
+    ffn = gates * (d * f + bias * f) + f * d + bias * d
+    norm = 2 * d
+    encoder, decoder = config.depths
+    total = encoder * (attention + ffn + 2 * norm) + decoder * (2 * attention + ffn + 3 * norm)
+    total += 2 * norm if config.norm == "pre" else 0
+    embeddings = [] if config.tied == "all" else [source_vocabulary]
+    positions = config.max_length if config.positions == "learned" else 0
+    for vocabulary in [*embeddings, target_vocabulary]:
+        total += (vocabulary + positions) * d
+    total += target_vocabulary * d if config.tied == "none" else 0
+    return total + (target_vocabulary if config.output_bias else 0)
+
+
+def _layer_norm(config: ModelConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.norm_eps, dtype=jnp.dtype(config.dtype))
+
+
+def _residual(
+    config: ModelConfig,
+    norm: Callable[[Array], Array],
+    sublayer: Callable[[Array], tuple[Array, Any]],
+    x: Array,
+    key: Key | None,
+) -> tuple[Array, Any]:
+    """norm(x + dropout(sublayer(x))) (section 5.4); pre-norm: x + dropout(sublayer(norm(x))).
+
+    What the sub-layer returns beside its output is passed on.
+    """
+    y, rest = sublayer(norm(x) if config.norm == "pre" else x)
+    y = x + dropout(y, config.dropout, key)
+    return y if config.norm == "pre" else norm(y), rest
+
+
+def _split(key: Key | None, count: int) -> list[Key] | list[None]:
+    return [None] * count if key is None else list(jax.random.split(key, count))
+
+
+def _check_length(config: ModelConfig, length: Any) -> None:
+    """ValueError: more positions than are encoded. A symbolic length (`jax.export`) passes."""
+    if isinstance(length, int) and length > config.max_length:
+        raise ValueError(f"length={length}: must be at most model.max_length={config.max_length}")
+
+
+def _named(**weights: Array | None) -> Aux:
+    return {name: array for name, array in weights.items() if array is not None}

@@ -1,0 +1,119 @@
+"""The options of each command. Docstrings are the help that users see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Train a model, or continue the run that is in the folder.
+
+    transformer-jax train --config=configs/quickstart.py --run=runs/quickstart
+
+    Any field of the config can follow: --config.model.layers=4 (all of them: --help-config).
+    """
+
+    run: Path
+    """Folder of the run; the same command given again continues it."""
+    restart: bool = False
+    """Begin anew; the folder must be missing or empty."""
+    init_from: Path | None = None
+    """A run whose weights and tokenizer to begin with."""
+    profile: int = 0
+    """Trace so many steps into the run's folder "profile"."""
+    tensorboard: bool = False
+    """Write TensorBoard events into the run's folder "tensorboard"."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Which weights, and how to search; what is not given is as the run's config says."""
+
+    run: Path
+    """Folder of the run."""
+    step: int | None = None
+    """Checkpoint to use; default: the best one."""
+    beam: int | None = None
+    """Hypotheses kept; 1: greedy."""
+    penalty: Literal["gnmt", "power"] | None = None
+    """Length normalisation: ((5 + L) / 6)^alpha or L^alpha."""
+    alpha: float | None = None
+    """Exponent of the length normalisation."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translate(Search):
+    """Translate lines of text: one line out for each line in, in order.
+
+    echo "The old teacher buys a new book." | transformer-jax translate --run=runs/quickstart
+    """
+
+    input: str = "-"
+    """Text file (.gz too) to read; -: standard input."""
+    output: str = "-"
+    """Text file to write; -: standard output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(Search):
+    """Score translations: BLEU and chrF with their signatures, loss and perplexity.
+
+    transformer-jax evaluate --run=runs/quickstart --data grammar:test
+    """
+
+    data: tuple[str, ...] = ()
+    """Corpora to score, as in the config; default: the run's development corpora."""
+    language: str | None = None
+    """The target's language, such as de: adds the lower-cased, Moses-tokenised BLEU."""
+    show: int = 0
+    """Show so many of each corpus' translations."""
+    json: bool = False
+    """Print the scores as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Average:
+    """Average the weights of several checkpoints into a run of their own.
+
+    transformer-jax average --run=runs/base --last 5 --out=runs/base-average
+    """
+
+    run: Path
+    """Folder of the run."""
+    out: Path
+    """Folder of the new run."""
+    last: int = 5
+    """Average so many of the newest checkpoints."""
+    steps: tuple[int, ...] = ()
+    """Average these checkpoints instead."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspect:
+    """Show what a config or a run is: parameters, shapes, fill, compiled programs, memory.
+
+    transformer-jax inspect --config=configs/quickstart.py
+    """
+
+    run: Path | None = None
+    """Folder of a run; without it the config is inspected."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+COMMANDS: dict[str, type[Any]] = {
+    "train": Train,
+    "translate": Translate,
+    "evaluate": Evaluate,
+    "average": Average,
+    "inspect": Inspect,
+}

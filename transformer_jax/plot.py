@@ -1,0 +1,51 @@
+"""Figures from arrays and result files; needs the extra `plot` (matplotlib)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+
+def training_curve(evaluations: Sequence[dict[str, Any]], axes: Axes | None = None) -> Axes:
+    """Development loss and BLEU against steps; each evaluation has step, loss and bleu."""
+    axes = axes or _new_axes((7, 3.2))
+    steps = [e["step"] for e in evaluations]
+    axes.plot(steps, [e["loss"] for e in evaluations], color="tab:blue", label="loss")
+    axes.set_xlabel("step")
+    axes.set_ylabel("development loss (nats a token)", color="tab:blue")
+    right = axes.twinx()
+    right.plot(steps, [e["bleu"] for e in evaluations], color="tab:orange", label="BLEU")
+    right.set_ylabel("development BLEU (greedy)", color="tab:orange")
+    axes.spines["top"].set_visible(False)
+    right.spines["top"].set_visible(False)
+    return axes
+
+
+def attention_map(
+    weights: np.ndarray, source: Sequence[str], target: Sequence[str], axes: Axes | None = None
+) -> Axes:
+    """Weights [T, S] of target positions (rows) over source positions, with their pieces."""
+    axes = axes or _new_axes((0.5 * len(source) + 1, 0.4 * len(target) + 1))
+    axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(source)), source, rotation=60, ha="right")
+    axes.set_yticks(range(len(target)), target)
+    return axes
+
+
+def save(axes: Axes, path: Path) -> None:
+    """Writes the figure as SVG, the same bytes for the same figure."""
+    with plt.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "path"}):
+        figure = axes.get_figure()
+        assert isinstance(figure, Figure)
+        figure.savefig(path, format="svg", metadata={"Date": None}, bbox_inches="tight")
+    plt.close(figure)
+
+
+def _new_axes(size: tuple[float, float]) -> Axes:
+    return plt.subplots(figsize=size)[1]
