@@ -120,6 +120,16 @@ def test_newest_and_best_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000030", "00000060"]
 
 
+def test_a_damaged_manifest_does_not_stop_saving(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, best=1)
+    (tmp_path / "00000002" / "manifest.json").write_text("{")
+    save(tmp_path, 3)
+    assert checkpoint.steps(tmp_path) == [1, 2, 3]
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(4, {"weights": {"x": jnp.ones(2)}}, {})
+    assert checkpoint.steps(tmp_path) == [1, 4]  # the best stays
+
+
 def test_works_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That is, where an event loop is running; and in a folder given by a relative path."""
     monkeypatch.chdir(tmp_path)

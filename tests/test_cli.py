@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from transformer_jax import checkpoint, commands, run
+from transformer_jax.allocator import ALLOCATOR
 from transformer_jax.cli import main
 from transformer_jax.config import Config, to_json
 from transformer_jax.run import Run
@@ -187,6 +189,31 @@ def test_inspection_says_what_a_run_takes(
     text = capsys.readouterr().out
     for word in ("parameters", "of slots filled", "programs", "MiB of temporaries", '"d_ff": 32'):
         assert word in text
+
+
+def test_inspection_needs_no_data_for_what_the_run_holds(
+    fixtures: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["inspect", f"--run={fixtures / 'run'}", "--config.data.train=gone.tsv"])
+    shown = capsys.readouterr()
+    assert "parameters" in shown.out
+    assert "checkpoints 2500" in shown.out
+    assert "gone.tsv" in shown.err
+    error = fails(["inspect", f"--run={tmp_path / 'none'}"], capsys)
+    assert f"({tmp_path / 'none'} holds no run)" in error
+
+
+def test_the_allocator_is_set_once() -> None:
+    code = "import os, sys; from transformer_jax.allocator import *; restart_with_allocator(); "
+    code += "print(os.environ['GLIBC_TUNABLES'], sys.argv[1:])"
+    for own, wanted in ((None, ALLOCATOR), ("glibc.malloc.check=0", "glibc.malloc.check=0")):
+        environment = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
+        environment |= {"GLIBC_TUNABLES": own} if own else {}
+        found = subprocess.run(
+            [sys.executable, "-c", code, "--x=1"], env=environment, capture_output=True, text=True
+        )
+        assert found.stdout == f"{wanted} ['--x=1']\n"
 
 
 def test_bad_runs_are_one_line(

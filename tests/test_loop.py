@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from transformer_jax.config import (
     TrainConfig,
 )
 from transformer_jax.loop import train
-from transformer_jax.reporting import read_metrics
+from transformer_jax.reporting import MetricsFile, read_metrics
 from transformer_jax.translate import Translator
 
 
@@ -37,7 +38,7 @@ def test_a_run_stands_alone(finished: run.Run) -> None:
     assert checkpoint.steps(finished.checkpoints)[-1] == 12
     stored = json.loads((finished.folder / "config.json").read_text())
     assert stored["format"] == 1
-    assert len(stored["made_from"]["data_digests"]) == 2
+    assert stored["made_from"]["data_digests"].keys() == {"train", "dev"}
     assert len(Translator.load(finished.folder)(["red old", "", "blue"])) == 3
 
 
@@ -95,6 +96,9 @@ def test_more_steps_go_on_where_the_run_ended(
     train(short, tmp_path / "r")
     made = train(tiny_config, tmp_path / "r")
     assert same(made, finished, 12)
+    assert run.load(tmp_path / "r").config == tiny_config
+    ends = [checkpoint.progress(r.checkpoints, 12)["stale"] for r in (made, finished)]
+    assert ends[0] == ends[1]  # the evaluation at step 8 is no lost patience
 
 
 def test_another_config_is_refused_with_the_fields(tiny_config: Config, finished: run.Run) -> None:
@@ -103,6 +107,47 @@ def test_another_config_is_refused_with_the_fields(tiny_config: Config, finished
         train(other, finished.folder)
     with pytest.raises(ValueError, match="--restart needs a new or empty folder"):
         train(tiny_config, finished.folder, restart=True)
+
+
+def test_changed_data_is_refused_by_name(tiny_config: Config, tmp_path: Path) -> None:
+    sides = [Path(side) for side in tiny_config.data.dev[0].split(",")]
+    copies = [shutil.copy(side, tmp_path / f"dev{i}") for i, side in enumerate(sides)]
+    dev = ",".join(map(str, copies))
+    mine = replace(
+        tiny_config,
+        data=replace(tiny_config.data, dev=(dev,)),
+        train=replace(tiny_config.train, steps=1),
+    )
+    train(mine, tmp_path / "r")
+    Path(copies[0]).write_text("blue\n" * 4)
+    Path(copies[1]).write_text("blue\n" * 4)
+    with pytest.raises(ValueError, match=r"data\.dev=.*dev0.*: has changed since run .* began"):
+        train(mine, tmp_path / "r")
+
+
+def test_what_is_left_out_of_a_development_corpus_is_said(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    for side in ("s", "t"):
+        (tmp_path / side).write_text("red old\n" + "blue " * 200 + "\n")
+    options = replace(tiny_config.data, dev=(f"{tmp_path}/s,{tmp_path}/t",))
+    said: list[dict[str, Any]] = []
+    one = replace(tiny_config, data=options, train=replace(tiny_config.train, steps=1))
+    train(one, tmp_path / "r", reporters=[said.append])
+    assert any(
+        "t: 1 pairs; left out: 0 with an empty side, 1 over-long" in r.get("text", "") for r in said
+    )
+
+
+def test_metrics_hold_any_text(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    for step in (1, 2):
+        metrics({"kind": "evaluation", "step": step, "samples": ["a\u2028b\x85c"]})
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 2
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 3')  # cut short by a crash
+    metrics.cut(1)
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1]
 
 
 def test_bad_input_writes_nothing(tiny_config: Config, tmp_path: Path) -> None:

@@ -136,7 +136,8 @@ class Checkpoints:
             _remove(final)
         new.rename(final)
         known = steps(self._folder)
-        kept = {*known[-self._keep :], step, best_step(self._folder)}
+        best = next((n for n in reversed(known) if _is_best(self._folder, n)), None)
+        kept = {*known[-self._keep :], step, best}
         for old in set(known) - kept:
             _remove(_path(self._folder, old))
 
@@ -252,6 +253,14 @@ def _read_manifest(folder: Path, step: int) -> _Manifest:
         ):
             return _Manifest(best, dict(_read_entry(where, entry) for entry in files))
     raise ValueError(f"{where}: {_MANIFEST} is damaged")
+
+
+def _is_best(folder: Path, step: int) -> bool:
+    """Whether it was saved as the best; a damaged manifest, which loading reports, says nothing."""
+    try:
+        return _read_manifest(folder, step).best
+    except ValueError:
+        return False
 
 
 def _read_entry(where: str, entry: Any) -> tuple[str, _File]:

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import io
 import logging
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -20,15 +19,9 @@ from typing import Any
 
 import tyro
 
+from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.config import Config, did_you_mean, load_config_file
 from transformer_jax.options import COMMANDS, Inspect, Train
-
-ALLOCATOR = (
-    "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:"
-    "glibc.malloc.trim_threshold=100000000000:glibc.malloc.top_pad=67108864"
-)
-"""Memory settings that are read when a process starts: XLA on a CPU allocates a step's temporaries
-afresh each time, and with the default settings page faults take 15 to 35 % of a training step."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -37,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Exits with 2 on bad input, with 130 when interrupted.
     """
     if argv is None:
-        _restart_with_allocator()
+        restart_with_allocator()
     arguments = list(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(format="transformer-jax: %(levelname)s: %(message)s")
     try:
@@ -100,14 +93,15 @@ def split_config(arguments: Sequence[str]) -> tuple[str | None, list[str], list[
 
 def resolve(path: str | None, overrides: Sequence[str], folder: Path | None) -> Config:
     """The config of the file `path`, or of the run in `folder`, with fields set by `overrides`."""
+    from transformer_jax import run
+
     if path is not None:
         config = load_config_file(path)
-    elif folder is not None and (folder / "config.json").is_file():
-        from transformer_jax import run
-
+    elif folder is not None and run.exists(folder):
         config = run.load(folder).config
     else:
-        raise ValueError("--config: name a config file, such as configs/quickstart.py")
+        where = "" if folder is None else f" ({folder} holds no run)"
+        raise ValueError(f"--config: name a config file, such as configs/quickstart.py{where}")
     return parse(Fields, overrides, "transformer-jax", Fields(config)).config
 
 
@@ -154,13 +148,6 @@ def _overview() -> str:
     for name, kind in COMMANDS.items():
         lines.append(f"  {name:<10} {(kind.__doc__ or '').splitlines()[0]}")
     return "\n".join(lines)
-
-
-def _restart_with_allocator() -> None:
-    """Starts this program anew under `ALLOCATOR`, unless the user has settings of their own."""
-    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
-        environment = os.environ | {"GLIBC_TUNABLES": ALLOCATOR}
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from transformer_jax.model import count_parameters
 from transformer_jax.options import Average, Evaluate, Inspect, Search, Train, Translate
 from transformer_jax.prepare import empty_batch, init_fn, prepare, update_fn
 from transformer_jax.reporting import Reporter, TensorBoard, Terminal
+from transformer_jax.tokenizer import Tokenizers
 from transformer_jax.translate import Translator
 
 
@@ -62,17 +63,17 @@ def evaluate(options: Evaluate) -> None:
         sources, references = map(list, zip(*pairs, strict=True))
         outputs = translator(sources)
         found = scores.score(outputs, references, options.language)
-        found |= dev_loss(
-            translator.weights,
-            corpus.tokenise(
-                [name],
-                translator.tokenizers,
-                config,
-                max_length=translator.config.model.max_length,
-                split="validation",
-                filters=False,
-            ),
+        examples = corpus.tokenise(
+            [name],
+            translator.tokenizers,
+            config,
+            max_length=translator.config.model.max_length,
+            split="validation",
+            filters=False,
         )
+        if examples.report.left_out:
+            print(f"{name}: loss without over-long pairs: {examples.report}", file=sys.stderr)
+        found |= dev_loss(translator.weights, examples)
         if options.json:
             search = dataclasses.asdict(translator.config.decode)
             print(json.dumps({"corpus": name, "search": search} | found, ensure_ascii=False))
@@ -101,12 +102,17 @@ def average(options: Average) -> None:
 
 
 def inspect(options: Inspect, config: Config) -> None:
-    """Prints the config and what training it takes."""
-    setup = prepare(config, run.load(options.run) if options.run else None)
-    sizes = setup.tokenizers.source.size, setup.tokenizers.target.size
+    """Prints the config and what training it takes; of a run first what needs no data."""
+    parallel.cache_programs()
     print(json.dumps(to_json(config), indent=1, ensure_ascii=False))
-    print(f"vocabulary  {sizes[0]:,} source, {sizes[1]:,} target ids")
-    print(f"parameters  {count_parameters(config.model, *sizes):,}")
+    known = run.load(options.run) if options.run else None
+    if known is not None:
+        steps = checkpoint.steps(known.checkpoints)
+        print(f"checkpoints {', '.join(map(str, steps)) or 'none'}")
+        _print_sizes(config, known.tokenizers)
+    setup = prepare(config, known)
+    if known is None:
+        _print_sizes(config, setup.tokenizers)
     print(f"corpus      {setup.examples.report}")
     for name, dev in setup.dev.items():
         print(f"            {name}: {dev.examples.report}")
@@ -115,14 +121,20 @@ def inspect(options: Inspect, config: Config) -> None:
     print(f"programs    {len(loader.shapes)} training steps, one for each shape of a batch:")
     state = jax.eval_shape(init_fn(setup), jax.random.key(0), empty_batch(loader.shapes[0]))
     step = parallel.compile(update_fn(setup), setup.mesh, donate=True)
-    for shape in loader.shapes:
-        batch = empty_batch(shape, config.data.packing)
+    for shape in loader.full_shapes():
+        batch = parallel.put(empty_batch(shape, config.data.packing), setup.mesh)
         analysis = step.lower(state, batch, jax.random.key(0)).compile().memory_analysis()
         size = f"{shape.rows:>5} rows x {shape.source:>3} source x {shape.target:>3} target"
         memory = analysis.temp_size_in_bytes / 2**20
         print(f"            {size}  {memory:>9,.1f} MiB of temporaries")
     held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
     print(f"memory      {held / 2**20:,.1f} MiB of weights and optimizer on each device")
+
+
+def _print_sizes(config: Config, tokenizers: Tokenizers) -> None:
+    sizes = tokenizers.source.size, tokenizers.target.size
+    print(f"vocabulary  {sizes[0]:,} source, {sizes[1]:,} target ids")
+    print(f"parameters  {count_parameters(config.model, *sizes):,}")
 
 
 def _translator(options: Search) -> Translator:

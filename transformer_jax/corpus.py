@@ -216,6 +216,11 @@ class Report(NamedTuple):
     over_long: int
     ratio: int
 
+    @property
+    def left_out(self) -> int:
+        """How many pairs are not used."""
+        return self.empty + self.over_long + self.ratio
+
     def __str__(self) -> str:
         return (
             f"{self.kept:,} pairs; left out: {self.empty:,} with an empty side,"

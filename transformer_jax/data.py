@@ -137,6 +137,10 @@ class Loader:
                 yield after, _batch(window, plan, self.packing, *self._layout)
             counter, start = counter + 1, 0
 
+    def full_shapes(self) -> list[Shape]:
+        """The shapes with the empty rows that fill them up for the devices."""
+        return [_filled_up(shape, self._layout[1]) for shape in self.shapes]
+
     def epoch(self, position: int) -> int:
         """The epoch that `position` is in, from 0."""
         return (position >> _BITS) // self.windows
@@ -278,6 +282,11 @@ def _pack(lengths: Int[np.ndarray, "P 2"], shapes: tuple[Shape, ...]) -> list[Pl
     ]
 
 
+def _filled_up(shape: Shape, devices: int) -> Shape:
+    """The shape with the empty rows that make it a multiple of `devices`."""
+    return shape._replace(rows=-(-shape.rows // devices) * devices)
+
+
 def _batch(
     examples: Examples,
     plan: Plan,
@@ -288,7 +297,7 @@ def _batch(
 ) -> Batch:
     """The arrays of `plan`: this process's slice of its rows."""
     index, count = process
-    height = -(-plan.shape.rows // devices) * devices // count
+    height = _filled_up(plan.shape, devices).rows // count
     mine = plan.rows // height == index
     rows, starts = plan.rows[mine] - index * height, plan.starts[mine]
     source = examples.source.take(plan.pairs[mine])

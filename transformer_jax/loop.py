@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 SAMPLES = 3
 """Translations shown with each evaluation."""
 
+POLL = 256
+"""Sentences translated between two looks at whether the process is asked to stop."""
+
 
 @dataclass
 class Progress:
@@ -66,6 +69,9 @@ def train(
     folder = Path(folder)
     old = _old_run(config, folder, restart)
     source = run.load(Path(init_from)) if init_from is not None and old is None else None
+    made_from = _made_from(config)
+    if old is not None:
+        _require_same_data(old, made_from)
     setup = prepare(config, old or source)
     init_key, key = jax.random.split(jax.random.key(config.train.seed))
     small = empty_batch(data.Shape(1, 2, 2))
@@ -75,7 +81,9 @@ def train(
         state = _with_weights(state, source, setup)
     if old is not None:
         state, progress = _restore(old, state, progress, setup)
-    made = old or run.create(folder, config, setup.tokenizers, _made_from(config))
+    made = old or run.create(folder, config, setup.tokenizers, made_from)
+    if old is not None:
+        run.update(made)
     metrics = MetricsFile(folder / "metrics.jsonl")
     metrics.cut(int(state.step))
     with Checkpoints(made.checkpoints, config.train.keep) as checkpoints, _stop_signals() as asked:
@@ -147,6 +155,11 @@ class _Sitting:
             f"{len(sizes)} shapes (rows x source x target): {', '.join(sizes)}",
             f"devices: {setup.mesh.devices.size} {jax.devices()[0].device_kind}",
         ]
+        texts += [
+            f"{name}: {dev.examples.report}"
+            for name, dev in setup.dev.items()
+            if dev.examples.report.left_out
+        ]
         if step:
             texts.append(f"continuing run {self.folder} at step {step}")
         for text in texts:
@@ -186,7 +199,8 @@ class _Sitting:
             scores, samples = {}, []
             for name, dev in self.setup.dev.items():
                 losses = self.dev_loss(state.weights, dev.examples, self._go_on)
-                outputs = list(takewhile(self._go_on, translator.stream(dev.sources)))
+                lines = translator.stream(dev.sources, POLL)
+                outputs = list(takewhile(self._go_on, lines))
                 if self.asked:
                     return False
                 scores[name] = losses | {"bleu": evaluate.score(outputs, dev.references)["bleu"]}
@@ -195,7 +209,8 @@ class _Sitting:
         score = first["bleu"] if self.config.train.best == "bleu" else -first["loss"]
         better = progress.best is None or score > progress.best
         progress.best = score if better else progress.best
-        progress.stale = 0 if better else progress.stale + 1
+        regular = step % self.config.train.evaluate_every == 0  # not one that an end has added
+        progress.stale = 0 if better else progress.stale + regular
         progress.evaluated = step
         self._report("evaluation", step, sets=scores, best=better, samples=samples[:SAMPLES])
         return better
@@ -341,11 +356,22 @@ def _made_from(config: Config) -> dict[str, Any]:
     return {
         "versions": run.versions(),
         "data_digests": {
-            name: corpus.digest(name, split)
-            for names, split in ((options.train, "train"), (options.dev, "validation"))
-            for name in names
+            "train": {name: corpus.digest(name, "train") for name in options.train},
+            "dev": {name: corpus.digest(name, "validation") for name in options.dev},
         },
     }
+
+
+def _require_same_data(old: Run, made_from: dict[str, Any]) -> None:
+    """ValueError: a corpus has changed since the run began."""
+    for split, digests in made_from["data_digests"].items():
+        known = old.made_from.get("data_digests", {}).get(split, {})
+        for name, digest in digests.items():
+            if known.get(name, digest) != digest:
+                raise ValueError(
+                    f"data.{split}={name}: has changed since run {old.folder} began; give the same "
+                    "data to continue, or name another folder"
+                )
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Training emits records, plain dicts with a "kind": "train" (a line of metrics), 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -77,17 +78,20 @@ class TensorBoard:
     """Scalars as TensorBoard events; needs the extra `tensorboard`."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError as error:
+        if importlib.util.find_spec("tensorboardX") is None:
             raise ValueError(
                 "--tensorboard: needs tensorboardX; pip install 'transformer-jax[tensorboard]'"
-            ) from error
-        self._writer = SummaryWriter(str(folder))
+            )
+        self._folder = folder
+        self._writer: Any = None  # made with the first record: it makes the folder
 
     def __call__(self, record: Record) -> None:
         if record["kind"] == "message":
             return
+        if self._writer is None:
+            from tensorboardX import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._folder))
         flat = dict(record)
         for name, scores in flat.pop("sets", {}).items():
             flat |= {f"{name}/{key}": value for key, value in scores.items()}
@@ -100,7 +104,7 @@ class TensorBoard:
 def read_metrics(path: Path) -> list[Record]:
     """The records of a metrics file; a last line cut short by a crash is left out."""
     records: list[Record] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
         try:
             records.append(json.loads(line))
         except ValueError:

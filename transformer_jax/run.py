@@ -42,6 +42,7 @@ class Run:
     folder: Path
     config: Config
     tokenizers: Tokenizers
+    made_from: dict[str, Any]  # versions, digests of the data
 
     @property
     def checkpoints(self) -> Path:
@@ -71,21 +72,32 @@ def create(folder: Path, config: Config, tokenizers: Tokenizers, made_from: dict
         raise ValueError(f"run {folder}: is not empty; name a new folder")
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     temporary.mkdir(parents=True)
+    made = Run(folder, config, tokenizers, made_from)
     try:
         tokenizer.save(tokenizers, temporary)
-        stored = {
-            "format": FORMAT,
-            "config": to_json(config),
-            "tokenizers": [side.digest for side in tokenizers],
-            "made_from": made_from,
-        }
-        text = json.dumps(stored, indent=1, ensure_ascii=False)
-        (temporary / "config.json").write_text(text + "\n", encoding="utf-8")
+        _write_config(temporary / "config.json", made)
         temporary.replace(folder)
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    return Run(folder, config, tokenizers)
+    return made
+
+
+def update(made: Run) -> None:
+    """Stores the config of a run that goes on: how long and how it is executed may be new."""
+    temporary = made.folder / ".config.json.tmp"
+    _write_config(temporary, made)
+    temporary.replace(made.folder / "config.json")
+
+
+def _write_config(path: Path, made: Run) -> None:
+    stored = {
+        "format": FORMAT,
+        "config": to_json(made.config),
+        "tokenizers": [side.digest for side in made.tokenizers],
+        "made_from": made.made_from,
+    }
+    path.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def exists(folder: Path) -> bool:
@@ -121,7 +133,7 @@ def load(folder: Path) -> Run:
     tokenizers = tokenizer.load(folder)
     if [side.digest for side in tokenizers] != stored.get("tokenizers"):
         raise ValueError(f"run {folder}: has another tokenizer than it was trained with")
-    return Run(folder, config, tokenizers)
+    return Run(folder, config, tokenizers, stored.get("made_from", {}))
 
 
 def versions() -> dict[str, str]:

@@ -20,6 +20,7 @@ import numpy as np
 import optax
 
 from transformer_jax import parallel
+from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.attention import causal_mask, padding_mask
 from transformer_jax.benchmark import results
 from transformer_jax.config import SMALL, TINY, ModelConfig
@@ -123,6 +124,7 @@ def measure(config: ModelConfig, vocabulary: int, rows: int, length: int) -> dic
 
 def main() -> None:
     """Measures both presets and writes the result file."""
+    restart_with_allocator()
     found = {name: measure(*size) for name, size in SIZES.items()}
     print(results.write("layers", "make layers", {"presets": found}))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_jax import checkpoint, corpus, parallel, plot, reporting, run
+from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.benchmark import results
 from transformer_jax.config import DecodeConfig, to_json
 from transformer_jax.evaluate import score
@@ -61,6 +62,7 @@ def measure(made: Run, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Reads --run and --data, writes the result file and the training curve."""
+    restart_with_allocator()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
