@@ -126,6 +126,7 @@ def test_fields_are_set_from_the_command_line() -> None:
         ("def get_config():\n    return 3", "must return a Config, not 3"),
         ("import nothing_of_the_kind", "ModuleNotFoundError"),
         ("def get_config(:", "SyntaxError"),
+        ("def get_config():\n    return {}['mine']", "KeyError: 'mine'"),
     ],
 )
 def test_bad_config_files_are_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -134,6 +135,18 @@ def test_bad_config_files_are_one_line(tmp_path: Path, text: str, message: str) 
     with pytest.raises(ValueError, match=message) as caught:
         load_config_file(path)
     assert str(path) in str(caught.value)
+
+
+def test_config_files_are_compiled_as_if_alone(tmp_path: Path) -> None:
+    """The annotations of config.py are strings; those of a user's file are what they say."""
+    path = tmp_path / "c.py"
+    path.write_text(
+        "from transformer_jax.config import Config\n"
+        "def get_config(depth: int = 1) -> Config:\n"
+        "    assert get_config.__annotations__ == {'depth': int, 'return': Config}\n"
+        "    return Config()\n"
+    )
+    assert load_config_file(path) == Config()
 
 
 @pytest.mark.parametrize("name", COMMANDS)

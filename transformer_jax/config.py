@@ -399,14 +399,14 @@ def load_config_file(path: str | Path) -> Config:
         raise ValueError(f"config file {path}: no such file")
     space: dict[str, Any] = {"__name__": "config", "__file__": str(path)}
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), space)
-        config = space["get_config"]()
-    except KeyError as error:
-        raise ValueError(f"config file {path}: defines no function get_config()") from error
+        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), space)
+        config = space["get_config"]() if "get_config" in space else None
     except ValueError as error:
         raise ValueError(f"config file {path}: {error}") from error
     except Exception as error:
         raise ValueError(f"config file {path}: {type(error).__name__}: {error}") from error
+    if "get_config" not in space:
+        raise ValueError(f"config file {path}: defines no function get_config()")
     if not isinstance(config, Config):
         raise ValueError(f"config file {path}: get_config() must return a Config, not {config!r}")
     return config
