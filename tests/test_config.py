@@ -54,6 +54,11 @@ BAD = [
     ({"decode": {"beam": 0}}, "decode.beam=0: must be above 0"),
     ({"decode": {"beam": -2}}, "decode.beam=-2: must be above 0"),
     ({"tokenizer": {"vocabulary": 100}}, "tokenizer.vocabulary=100: must be above 260"),
+    (
+        {"tokenizer": {"sampling": 1.0}},
+        "tokenizer.sampling=1.0: must be below 1 for tokenizer.kind=b",
+    ),
+    ({"tokenizer": {"sampling": -0.1}}, "tokenizer.sampling=-0.1: must be at least 0"),
     ({"tokenizer": {"joint": False}}, "model.tied='all': must be decoder or none"),
 ]
 
@@ -165,6 +170,12 @@ def test_a_missing_option_is_one_line() -> None:
     with pytest.raises(ValueError, match="--run") as caught:
         parse(Translate, [], "transformer-jax translate")
     assert "\n" not in str(caught.value)
+
+
+def test_alpha_may_be_1_or_more() -> None:
+    """It is an exponent, no probability; with a model of the user's the file's kind decides."""
+    assert TokenizerConfig(kind="unigram", sampling=1.5).sampling == 1.5
+    assert TokenizerConfig(models=("my.model",), sampling=1.5).sampling == 1.5
 
 
 def test_vocabulary_and_joint_go_together() -> None:

@@ -190,8 +190,16 @@ def test_a_sample_has_the_ids_of_this_project() -> None:
 def test_word_models_cannot_sample() -> None:
     coder = Tokenizer(made_elsewhere("word"))
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"tokenizer\.sampling: must be 0: the model must be"):
+        with pytest.raises(ValueError, match=r"tokenizer\.sampling=0\.1: must be 0 for a model"):
             coder.sample([], 0.1)
+
+
+def test_every_merge_cannot_be_dropped() -> None:
+    said = r"tokenizer\.sampling=1\.0: must be below 1 for a BPE model"
+    with pytest.raises(ValueError, match=said):
+        trained("bpe").sample(trained("bpe").encode("Hund"), 1.0)
+    ids = trained("unigram").encode("Hund")
+    assert trained("unigram").decode(trained("unigram").sample(ids, 1.0)) == "Hund"
 
 
 def test_the_same_text_gives_the_same_model() -> None:

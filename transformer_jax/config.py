@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterable
@@ -168,7 +169,7 @@ class TokenizerConfig(_Section):
     """Subwords: SentencePiece models trained by the tool or given by path."""
 
     kind: Literal["bpe", "unigram"] = "bpe"
-    """The kind of SentencePiece model."""
+    """The kind of SentencePiece model to train."""
     vocabulary: int = 8000
     """Number of ids of a trained model, special ones and the 256 bytes of the fallback included."""
     joint: bool = True
@@ -176,13 +177,19 @@ class TokenizerConfig(_Section):
     symbols: tuple[str, ...] = ()
     """Strings that are always one piece, such as placeholders."""
     sampling: float = 0.0
-    """Subword sampling in training: BPE-dropout's rate, or unigram's alpha; 0: off."""
+    """Subword sampling in training; 0: off. BPE: the probability, below 1, of leaving a merge out
+    (BPE-dropout). Unigram: alpha, the exponent of the probability of each way to cut; smaller is
+    more random, so that 0.01 is nearly uniform. A sentence with an unknown piece keeps its ids, and
+    so does a pair whose sample is longer than the longest sentence of its side."""
     models: tuple[str, ...] = ()
-    """Paths of your own SentencePiece models: one for both languages, or source and target."""
+    """Paths of your own SentencePiece models: one for both languages, or source and target. Their
+    kinds decide how subwords are sampled, not tokenizer.kind."""
 
     def _validate(self) -> None:
         self._require(self.vocabulary > 260, "vocabulary", "above 260 (4 special ids, 256 bytes)")
-        self._require_rate("sampling")
+        self._require(0 <= self.sampling < math.inf, "sampling", "at least 0 and finite")
+        merges = self.kind == "bpe" and not self.models
+        self._require(not merges or self.sampling < 1, "sampling", "below 1 for tokenizer.kind=bpe")
         self._require(len(self.models) <= 2, "models", "one path, or two (source, target)")
         ok = not self.models or (len(self.models) == 1) == self.joint
         self._require(
@@ -218,7 +225,7 @@ class DataConfig(_Section):
     packed_length: int = 128
     """Length of the rows when packing."""
     workers: int = field(default=2, metadata=_NOT_COMPARED)
-    """Threads that tokenise."""
+    """Threads that tokenise. Subword sampling is one thread of Python, whatever this says."""
     cache: str = field(default="", metadata=_NOT_COMPARED)
     """Folder for tokenised corpora; empty: the user's cache folder."""
 

@@ -96,8 +96,8 @@ def _bounds(histogram: Int[np.ndarray, " L"], count: int) -> list[int]:
 class Loader:
     """Endless batches of `examples`: a function of (examples, config, seed) and the position.
 
-    sampling: the rate of subword sampling; 0: none. devices: rows are filled up with empty ones to
-    a multiple of it. process: (index, count); each gets its slice of every batch's rows.
+    sampling: as in `TokenizerConfig`; 0: none. devices: rows are filled up with empty ones to a
+    multiple of it. process: (index, count); each gets its slice of every batch's rows.
     ValueError: `config.batch_tokens` or `config.packed_length` cannot hold the longest pair.
     """
 
