@@ -217,13 +217,14 @@ def test_bad_runs_are_one_line(
         return edit
 
     assert "format=2" in message(changed("newer", stored(format=2)))
+    assert "tokenizers=['a']: must be two" in message(changed("digests", stored(tokenizers=["a"])))
     bad = {"config": {"model": {"layrs": 1}}}
     assert "layrs: unknown key; did you mean layers?" in message(changed("key", stored(**bad)))
     assert "damaged" in message(changed("cut", lambda f: (f / "config.json").write_text("{")))
     assert "tokenizer.model" in message(
         changed("tokenizer", lambda f: (f / "tokenizer.model").write_bytes(b"nonsense"))
     )
-    assert "has another tokenizer than it was trained with" in message(
+    assert "tokenizer.model: is damaged or another one than the run was trained with" in message(
         changed(
             "swapped",
             lambda f: shutil.copy(

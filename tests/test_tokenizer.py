@@ -304,9 +304,9 @@ def test_damaged_models_are_named(tmp_path: Path, damage: Any) -> None:
         tokenizer.train([], TokenizerConfig(models=(str(path),)))
     if damage != "missing":
         with pytest.raises(ValueError, match=rf"^tokenizer .*tokenizer\.model: {said}"):
-            tokenizer.load(tmp_path)
+            tokenizer.load(tmp_path, [trained().digest] * 2)
 
 
 def test_a_folder_without_models_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"source\.model: No such file"):
-        tokenizer.load(tmp_path)
+        tokenizer.load(tmp_path, ["", ""])

@@ -54,7 +54,7 @@ class Run:
         if not steps:
             raise ValueError(f"run {self.folder}: has no whole checkpoint yet; train it further")
         best = checkpoint.best_step(self.checkpoints)
-        return best if best in steps else steps[-1]
+        return steps[-1] if best is None else best
 
     def weights(self, step: int | None = None, like: Any = None) -> Params:
         """The parameters to translate with, of checkpoint `step` or the best one.
@@ -118,10 +118,11 @@ def load(folder: Path) -> Run:
         config = from_json(stored["config"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    tokenizers = tokenizer.load(folder)
-    if [side.digest for side in tokenizers] != stored.get("tokenizers"):
-        raise ValueError(f"run {folder}: has another tokenizer than it was trained with")
-    return Run(folder, config, tokenizers)
+    match stored.get("tokenizers"):
+        case [str(), str()] as digests:
+            return Run(folder, config, tokenizer.load(folder, digests))
+        case other:
+            raise ValueError(f"{path}: tokenizers={other!r}: must be two digests")
 
 
 def versions() -> dict[str, str]:

@@ -135,20 +135,20 @@ def save(tokenizers: Tokenizers, folder: Path) -> None:
         (folder / name).write_bytes(tokenizer.model)
 
 
-def load(folder: Path, digests: Sequence[str] = ()) -> Tokenizers:
+def load(folder: Path, digests: Sequence[str]) -> Tokenizers:
     """Reads what `save` wrote.
 
-    `digests`: of the source's and the target's model, where the caller knows them. ValueError: a
-    file is missing or damaged, or is another tokenizer.
+    `digests`: of the source's and the target's model. ValueError: a file is missing or damaged, or
+    is another tokenizer.
     """
     joint = folder / "tokenizer.model"
     paths = [joint] if joint.exists() else [folder / "source.model", folder / "target.model"]
     tokenizers = _from_files(paths)
-    for path, tokenizer, digest in zip((paths[0], paths[-1]), tokenizers, digests, strict=False):
+    for path, tokenizer, digest in zip((paths[0], paths[-1]), tokenizers, digests, strict=True):
         if tokenizer.digest != digest:
             raise ValueError(
-                f"tokenizer {path}: is damaged or another one: its SHA-256 is"
-                f" {tokenizer.digest[:12]}… and must be {digest[:12]}…"
+                f"tokenizer {path}: is damaged or another one than the run was trained with: its"
+                f" SHA-256 is {tokenizer.digest[:12]}… and must be {digest[:12]}…"
             )
     return tokenizers
 
