@@ -168,7 +168,10 @@ def test_evaluation_prints_scores_and_signatures(
 
 
 def test_averages_are_runs(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "average"
     main(["average", f"--run={finished.folder}", "--last=2", f"--out={out}"])
@@ -177,6 +180,9 @@ def test_averages_are_runs(
     command = ["average", f"--run={finished.folder}", f"--out={tmp_path / 'b'}"]
     assert "--last=0" in fails([*command, "--last=0"], capsys)
     assert "7" in fails([*command, "--steps", "7"], capsys)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    assert "no space left in" in fails(command, capsys)
     assert not (tmp_path / "b").exists()
 
 

@@ -8,10 +8,12 @@ checkpoints/     see checkpoint.py
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -65,27 +67,49 @@ class Run:
         return checkpoint.restore(self.checkpoints, step, "weights", like)
 
 
-def create(folder: Path, config: Config, tokenizers: Tokenizers, made_from: dict[str, Any]) -> Run:
-    """Makes the run folder, which must be missing or empty, all at once."""
+def create(
+    folder: Path,
+    config: Config,
+    tokenizers: Tokenizers,
+    made_from: dict[str, Any],
+    save: Callable[[Path], None] = lambda _: None,
+) -> Run:
+    """Makes the run folder, which must be missing or empty, all at once.
+
+    `save` is given the folder of checkpoints to be, in which it may write some.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"run {folder}: is not empty; name a new folder")
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    whole = folder.resolve()
+    temporary = whole.with_name(f".{whole.name}.{os.getpid()}")
     temporary.mkdir(parents=True)
     try:
         tokenizer.save(tokenizers, temporary)
+        save(temporary / "checkpoints")
         stored = {
             "format": FORMAT,
             "config": to_json(config),
             "tokenizers": [side.digest for side in tokenizers],
             "made_from": made_from,
         }
-        text = json.dumps(stored, indent=1, ensure_ascii=False)
-        (temporary / "config.json").write_text(text + "\n", encoding="utf-8")
-        temporary.replace(folder)
-    except OSError:
+        _write(temporary / "config.json", stored)
+        _move(temporary, whole)
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return Run(folder, config, tokenizers)
+
+
+def update(old: Run, config: Config) -> Run:
+    """The run with fields changed that are not compared, such as those of the search; stored."""
+    path = old.folder / "config.json"
+    stored = json.loads(path.read_text(encoding="utf-8")) | {"config": to_json(config)}
+    temporary = path.with_suffix(f".{os.getpid()}")
+    try:
+        _write(temporary, stored)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return dataclasses.replace(old, config=config)
 
 
 def exists(folder: Path) -> bool:
@@ -123,6 +147,20 @@ def load(folder: Path) -> Run:
             return Run(folder, config, tokenizer.load(folder, digests))
         case other:
             raise ValueError(f"{path}: tokenizers={other!r}: must be two digests")
+
+
+def _write(path: Path, stored: dict[str, Any]) -> None:
+    text = json.dumps(stored, indent=1, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _move(made: Path, folder: Path) -> None:
+    """Renames; but an empty folder stays the one it is, since it may be somebody's current one."""
+    if not folder.exists():
+        made.replace(folder)
+        return
+    for path in sorted(made.iterdir(), key=lambda path: path.name == "config.json"):
+        path.replace(folder / path.name)  # config.json last: it makes the folder a run
 
 
 def versions() -> dict[str, str]:
