@@ -12,6 +12,7 @@ from transformer_jax.config import (
     TINY,
     Config,
     DataConfig,
+    DecodeConfig,
     ModelConfig,
     OptimizerConfig,
     TokenizerConfig,
@@ -77,7 +78,12 @@ def test_bad_values_are_refused_from_python_too() -> None:
 
 def test_differences_name_the_fields_that_make_another_run() -> None:
     old = Config(model=TINY)
-    longer = replace(old, train=TrainConfig(steps=7, keep=9), data=DataConfig(workers=9))
+    longer = replace(
+        old,
+        train=TrainConfig(steps=7, keep=9),
+        data=DataConfig(workers=9),
+        decode=DecodeConfig(beam=1, penalty="power", alpha=1.0, batch_tokens=64),
+    )
     assert differences(old, longer) == []
     other = replace(longer, model=replace(TINY, heads=8), optimizer=OptimizerConfig(warmup=1))
     assert differences(old, other) == [

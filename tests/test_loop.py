@@ -16,6 +16,7 @@ import pytest
 from transformer_jax import checkpoint, run
 from transformer_jax.config import (
     Config,
+    DecodeConfig,
     OptimizerConfig,
     TrainConfig,
 )
@@ -91,10 +92,13 @@ def test_a_run_stopped_and_resumed_is_bit_identical(
 def test_more_steps_go_on_where_the_run_ended(
     tiny_config: Config, tmp_path: Path, finished: run.Run
 ) -> None:
+    """Also under another search, which the run then has."""
     short = replace(tiny_config, train=replace(tiny_config.train, steps=8))
     train(short, tmp_path / "r")
-    made = train(tiny_config, tmp_path / "r")
+    other = replace(tiny_config, decode=DecodeConfig(beam=2))
+    made = train(other, tmp_path / "r")
     assert same(made, finished, 12)
+    assert run.load(made.folder).config == made.config == other
 
 
 def test_another_config_is_refused_with_the_fields(tiny_config: Config, finished: run.Run) -> None:

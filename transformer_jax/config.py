@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 _NOT_COMPARED = {"compared": False}
-"""Metadata of a field that says how long or how a run is executed: a run continues under another
-value of it."""
+"""Metadata of a field that says how long or how a run is executed, or how it is searched: a run
+continues under another value of it."""
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
@@ -314,15 +314,15 @@ class TrainConfig(_Section):
 
 @dataclass(frozen=True)
 class DecodeConfig(_Section):
-    """How `translate` and `evaluate` search."""
+    """How `translate` and `evaluate` search; evaluation in training is greedy."""
 
-    beam: int = 4
+    beam: int = field(default=4, metadata=_NOT_COMPARED)
     """Hypotheses kept; 1: greedy."""
-    penalty: Literal["gnmt", "power"] = "gnmt"
+    penalty: Literal["gnmt", "power"] = field(default="gnmt", metadata=_NOT_COMPARED)
     """Length normalisation of a hypothesis of length L: ((5 + L) / 6)^alpha or L^alpha."""
-    alpha: float = 0.6
+    alpha: float = field(default=0.6, metadata=_NOT_COMPARED)
     """Exponent of the length normalisation; 0: none."""
-    batch_tokens: int = 4096
+    batch_tokens: int = field(default=4096, metadata=_NOT_COMPARED)
     """Source token slots in a batch, padding included, counted once for each hypothesis."""
 
     def _validate(self) -> None:

@@ -73,9 +73,11 @@ def train(
     progress = Progress()
     if source is not None:
         state = _with_weights(state, source, setup)
-    if old is not None:
+    if old is None:
+        made = run.create(folder, config, setup.tokenizers, _made_from(config))
+    else:
         state, progress = _restore(old, state, progress, setup)
-    made = old or run.create(folder, config, setup.tokenizers, _made_from(config))
+        made = run.update(old, config)
     metrics = MetricsFile(folder / "metrics.jsonl")
     metrics.cut(int(state.step))
     with Checkpoints(made.checkpoints, config.train.keep) as checkpoints, _stop_signals() as asked:
@@ -292,7 +294,7 @@ def _old_run(config: Config, folder: Path, restart: bool) -> Run | None:
             f"run {folder}: has another config ({'; '.join(changed)}); "
             "give the same config to continue, or name another folder"
         )
-    return dataclasses.replace(old, config=config)
+    return old
 
 
 def _with_weights(state: TrainState, source: Run, setup: Setup) -> TrainState:
