@@ -100,6 +100,8 @@ BAD_TRAINING = {
     "data.batch_tokens=16: must be at least": ["--config.data.batch-tokens=16"],
     "--config.model.layrs": ["--config.model.layrs=1"],
     "no such folder": ["--init-from=nothing"],
+    "--profile=-1: must be at least 0": ["--profile=-1"],
+    "model.decoder_start_id=5000: must be below the": ["--config.model.decoder-start-id=5000"],
 }
 
 
@@ -165,6 +167,21 @@ def test_evaluation_prints_scores_and_signatures(
     found = json.loads(capsys.readouterr().out)
     assert found["search"]["beam"] == 1
     assert {"bleu", "chrf", "exact", "loss", "perplexity", "signatures"} <= found.keys()
+
+
+BAD_OPTIONS = {
+    "--show=-1: must be at least 0": ["evaluate", "--show=-1"],
+    "--language=xx: must be one of as, bn": ["evaluate", "--language=xx"],
+    "decode.beam=0: must be above 0": ["translate", "--beam=0"],
+    "no-such.txt: No such file": ["translate", "--input=no-such.txt"],
+}
+
+
+@pytest.mark.parametrize("message", BAD_OPTIONS)
+def test_bad_options_are_one_line(
+    message: str, finished: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in fails([*BAD_OPTIONS[message], f"--run={finished.folder}"], capsys)
 
 
 def test_averages_are_runs(

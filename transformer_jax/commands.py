@@ -53,6 +53,10 @@ def translate(options: Translate) -> None:
 
 def evaluate(options: Evaluate) -> None:
     """Prints the scores of each corpus, and some translations."""
+    if options.show < 0:
+        raise ValueError(f"--show={options.show}: must be at least 0")
+    if options.language is not None:
+        scores.require_language(options.language)
     parallel.cache_programs()
     translator = _translator(options)
     config = translator.config.data

@@ -63,6 +63,8 @@ def train(
     to begin with. profile: trace so many steps into the folder `profile`. reporters: called with
     every record. ValueError: bad input, before anything is written.
     """
+    if profile < 0:
+        raise ValueError(f"--profile={profile}: must be at least 0")
     folder = Path(folder)
     old = _old_run(config, folder, restart)
     source = run.load(Path(init_from)) if init_from is not None and old is None else None

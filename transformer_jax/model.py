@@ -256,6 +256,11 @@ class Transformer(nn.Module):
             self.source_embedding = Embedding(config, self.source_vocabulary)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
+        if config.decoder_start_id >= self.target_vocabulary:
+            raise ValueError(
+                f"model.decoder_start_id={config.decoder_start_id}: must be below the target's "
+                f"{self.target_vocabulary} ids"
+            )
         shape = (self.target_vocabulary, config.d_model)
         if config.tied == "none":
             self.output = self.param("output", nn.initializers.xavier_uniform(), shape)
