@@ -102,7 +102,8 @@ class ModelConfig(_Section):
     d_ff: int = 2048
     """Width of the feed-forward's hidden layer."""
     max_length: int = 256
-    """The longest sentence, in tokens with the end symbol; longer input is cut with a warning."""
+    """The longest sentence, in tokens with the end symbol; longer input is cut with a warning. An
+    output has at most so many, and at most 2 S + 10 for a source of S tokens."""
     norm: Literal["post", "pre"] = "post"
     """Layer normalisation after each residual sum (the paper) or before each sub-layer."""
     norm_eps: float = 1e-6
@@ -112,9 +113,10 @@ class ModelConfig(_Section):
     position_layout: Literal["interleaved", "halves"] = "interleaved"
     """Sine and cosine in alternating columns (the paper) or in two halves."""
     activation: Literal["relu", "gelu", "silu", "swiglu"] = "relu"
-    """The feed-forward's non-linearity; swiglu adds a gate."""
+    """The feed-forward's non-linearity; gelu is the exact one, swiglu adds a gate."""
     tied: Literal["all", "decoder", "none"] = "all"
-    """Which embeddings share one matrix: both and the logits, the target's and the logits, none."""
+    """Which embeddings share one matrix: both and the logits, the target's and the logits, none.
+    With all, both sides also share their learned positions."""
     bias: bool = True
     """Biases in attention projections and feed-forward."""
     output_bias: bool = False
@@ -292,7 +294,8 @@ class TrainConfig(_Section):
     patience: int | None = field(default=None, metadata=_NOT_COMPARED)
     """Stop after so many evaluations without a better score."""
     best: Literal["bleu", "loss"] = "bleu"
-    """What the best checkpoint is chosen by, on the first development corpus."""
+    """What the best checkpoint is chosen by, on the first development corpus; BLEU is of greedy
+    search."""
     evaluate_every: int = field(default=500, metadata=_NOT_COMPARED)
     """Steps between evaluations."""
     save_every: int = field(default=500, metadata=_NOT_COMPARED)

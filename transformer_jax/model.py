@@ -7,6 +7,7 @@ The only collection is "params". Dropout keys, caches and masks are arguments an
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -98,7 +99,7 @@ class FeedForward(nn.Module):
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": nn.relu,
-    "gelu": nn.gelu,
+    "gelu": partial(nn.gelu, approximate=False),
     "silu": nn.silu,
 }
 
