@@ -102,6 +102,8 @@ BAD_TRAINING = {
     "data.batch_tokens=16: must be at least": ["--config.data.batch-tokens=16"],
     "--config.model.layrs": ["--config.model.layrs=1"],
     "no such folder": ["--init-from=nothing"],
+    "--profile=-1: must be at least 0": ["--profile=-1"],
+    "model.decoder_start_id=5000: must be below the": ["--config.model.decoder-start-id=5000"],
 }
 
 
@@ -169,8 +171,26 @@ def test_evaluation_prints_scores_and_signatures(
     assert {"bleu", "chrf", "exact", "loss", "perplexity", "signatures"} <= found.keys()
 
 
+BAD_OPTIONS = {
+    "--show=-1: must be at least 0": ["evaluate", "--show=-1"],
+    "--language=xx: must be one of as, bn": ["evaluate", "--language=xx"],
+    "decode.beam=0: must be above 0": ["translate", "--beam=0"],
+    "no-such.txt: No such file": ["translate", "--input=no-such.txt"],
+}
+
+
+@pytest.mark.parametrize("message", BAD_OPTIONS)
+def test_bad_options_are_one_line(
+    message: str, finished: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in fails([*BAD_OPTIONS[message], f"--run={finished.folder}"], capsys)
+
+
 def test_averages_are_runs(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "average"
     main(["average", f"--run={finished.folder}", "--last=2", f"--out={out}"])
@@ -179,6 +199,9 @@ def test_averages_are_runs(
     command = ["average", f"--run={finished.folder}", f"--out={tmp_path / 'b'}"]
     assert "--last=0" in fails([*command, "--last=0"], capsys)
     assert "7" in fails([*command, "--steps", "7"], capsys)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    assert "no space left in" in fails(command, capsys)
     assert not (tmp_path / "b").exists()
 
 
@@ -244,13 +267,14 @@ def test_bad_runs_are_one_line(
         return edit
 
     assert "format=2" in message(changed("newer", stored(format=2)))
+    assert "tokenizers=['a']: must be two" in message(changed("digests", stored(tokenizers=["a"])))
     bad = {"config": {"model": {"layrs": 1}}}
     assert "layrs: unknown key; did you mean layers?" in message(changed("key", stored(**bad)))
     assert "damaged" in message(changed("cut", lambda f: (f / "config.json").write_text("{")))
     assert "tokenizer.model" in message(
         changed("tokenizer", lambda f: (f / "tokenizer.model").write_bytes(b"nonsense"))
     )
-    assert "has another tokenizer than it was trained with" in message(
+    assert "tokenizer.model: is damaged or another one than the run was trained with" in message(
         changed(
             "swapped",
             lambda f: shutil.copy(

@@ -12,6 +12,7 @@ from transformer_jax.config import (
     TINY,
     Config,
     DataConfig,
+    DecodeConfig,
     ModelConfig,
     OptimizerConfig,
     TokenizerConfig,
@@ -54,6 +55,11 @@ BAD = [
     ({"decode": {"beam": 0}}, "decode.beam=0: must be above 0"),
     ({"decode": {"beam": -2}}, "decode.beam=-2: must be above 0"),
     ({"tokenizer": {"vocabulary": 100}}, "tokenizer.vocabulary=100: must be above 260"),
+    (
+        {"tokenizer": {"sampling": 1.0}},
+        "tokenizer.sampling=1.0: must be below 1 for tokenizer.kind=b",
+    ),
+    ({"tokenizer": {"sampling": -0.1}}, "tokenizer.sampling=-0.1: must be at least 0"),
     ({"tokenizer": {"joint": False}}, "model.tied='all': must be decoder or none"),
 ]
 
@@ -72,7 +78,12 @@ def test_bad_values_are_refused_from_python_too() -> None:
 
 def test_differences_name_the_fields_that_make_another_run() -> None:
     old = Config(model=TINY)
-    longer = replace(old, train=TrainConfig(steps=7, keep=9), data=DataConfig(workers=9))
+    longer = replace(
+        old,
+        train=TrainConfig(steps=7, keep=9),
+        data=DataConfig(workers=9),
+        decode=DecodeConfig(beam=1, penalty="power", alpha=1.0, batch_tokens=64),
+    )
     assert differences(old, longer) == []
     other = replace(longer, model=replace(TINY, heads=8), optimizer=OptimizerConfig(warmup=1))
     assert differences(old, other) == [
@@ -126,6 +137,7 @@ def test_fields_are_set_from_the_command_line() -> None:
         ("def get_config():\n    return 3", "must return a Config, not 3"),
         ("import nothing_of_the_kind", "ModuleNotFoundError"),
         ("def get_config(:", "SyntaxError"),
+        ("def get_config():\n    return {}['mine']", "KeyError: 'mine'"),
     ],
 )
 def test_bad_config_files_are_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -134,6 +146,18 @@ def test_bad_config_files_are_one_line(tmp_path: Path, text: str, message: str) 
     with pytest.raises(ValueError, match=message) as caught:
         load_config_file(path)
     assert str(path) in str(caught.value)
+
+
+def test_config_files_are_compiled_as_if_alone(tmp_path: Path) -> None:
+    """The annotations of config.py are strings; those of a user's file are what they say."""
+    path = tmp_path / "c.py"
+    path.write_text(
+        "from transformer_jax.config import Config\n"
+        "def get_config(depth: int = 1) -> Config:\n"
+        "    assert get_config.__annotations__ == {'depth': int, 'return': Config}\n"
+        "    return Config()\n"
+    )
+    assert load_config_file(path) == Config()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -152,6 +176,12 @@ def test_a_missing_option_is_one_line() -> None:
     with pytest.raises(ValueError, match="--run") as caught:
         parse(Translate, [], "transformer-jax translate")
     assert "\n" not in str(caught.value)
+
+
+def test_alpha_may_be_1_or_more() -> None:
+    """It is an exponent, no probability; with a model of the user's the file's kind decides."""
+    assert TokenizerConfig(kind="unigram", sampling=1.5).sampling == 1.5
+    assert TokenizerConfig(models=("my.model",), sampling=1.5).sampling == 1.5
 
 
 def test_vocabulary_and_joint_go_together() -> None:

@@ -152,7 +152,6 @@ def test_shapes_waste_the_least(count: int) -> None:
 def test_shapes_are_as_narrow_as_their_pairs_and_nested() -> None:
     lengths = np.array([[2, 3], [3, 2], [9, 5], [4, 10]] * 9, np.int32)
     assert data.choose_shapes(lengths, 100, 2) == (Shape(32, 3, 3), Shape(8, 9, 10))
-    assert data.choose_shapes(lengths, 100, 2, rows_multiple=3)[1] == Shape(9, 9, 10)
     assert data.choose_shapes(lengths, 100, 1) == (Shape(8, 9, 10),)
 
 

@@ -37,6 +37,11 @@ def test_scores_carry_signatures_and_differ_by_ruler() -> None:
     assert "bleu_lower_tokenised" not in score(outputs, references)
 
 
+def test_languages_that_moses_does_not_know_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"--language=xx: must be one of .*de, .*en, "):
+        score(["a"], ["a"], "xx")
+
+
 def test_corpus_loss_is_over_tokens_not_batches() -> None:
     found = corpus_loss([(10.0, 1), (20.0, 19)])
     assert found["loss"] == pytest.approx(1.5)

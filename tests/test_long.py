@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.long
 def test_the_quickstart_learns_the_grammar(tmp_path: Path) -> None:
-    """At least 90 % of seen and 85 % of new combinations exactly right, within 5 minutes."""
+    """At least 90 % of seen and 85 % of new combinations exactly right."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
 
     def program(*arguments: str) -> str:

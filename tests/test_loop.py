@@ -17,6 +17,7 @@ import pytest
 from transformer_jax import checkpoint, run
 from transformer_jax.config import (
     Config,
+    DecodeConfig,
     OptimizerConfig,
     TrainConfig,
 )
@@ -92,11 +93,13 @@ def test_a_run_stopped_and_resumed_is_bit_identical(
 def test_more_steps_go_on_where_the_run_ended(
     tiny_config: Config, tmp_path: Path, finished: run.Run
 ) -> None:
+    """Also under another search, which the run then has."""
     short = replace(tiny_config, train=replace(tiny_config.train, steps=8))
     train(short, tmp_path / "r")
-    made = train(tiny_config, tmp_path / "r")
+    other = replace(tiny_config, decode=DecodeConfig(beam=2))
+    made = train(other, tmp_path / "r")
     assert same(made, finished, 12)
-    assert run.load(tmp_path / "r").config == tiny_config
+    assert run.load(made.folder).config == made.config == other
     ends = [checkpoint.progress(r.checkpoints, 12)["stale"] for r in (made, finished)]
     assert ends[0] == ends[1]  # the evaluation at step 8 is no lost patience
 
@@ -206,8 +209,10 @@ def test_weights_of_another_run_begin_a_new_one(
     ours, theirs = (jax.tree.leaves(r.weights()) for r in (made, finished))
     assert max(np.abs(a - b).max() for a, b in zip(ours, theirs, strict=True)) < 0.01
     deeper = replace(other, model=replace(other.model, layers=2, d_ff=16))
-    with pytest.raises(ValueError, match=r"--init-from.*ffn/in/bias: float32\[32\] saved"):
+    with pytest.raises(ValueError, match=r"--init-from.*ffn/in/bias: float32\[32\]") as caught:
         train(deeper, tmp_path / "s", init_from=finished.folder)
+    # All of a new encoder and a new decoder layer, and three arrays of each old feed-forward.
+    assert str(caught.value).count(" wanted") == 16 + 26 + 2 * 3
 
 
 def test_training_ends_by_epochs_minutes_and_patience(tiny_config: Config, tmp_path: Path) -> None:

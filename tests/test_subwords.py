@@ -176,5 +176,5 @@ def test_a_model_is_read_as_sentencepiece_reads_it() -> None:
 
 
 def test_other_kinds_of_models_cannot_sample() -> None:
-    with pytest.raises(ValueError, match="the model must be BPE or unigram"):
+    with pytest.raises(ValueError, match="must be 0 for a model that is neither BPE nor unigram"):
         Sampler(model("word", byte_fallback=False, vocab_size=20))

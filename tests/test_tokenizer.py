@@ -190,8 +190,16 @@ def test_a_sample_has_the_ids_of_this_project() -> None:
 def test_word_models_cannot_sample() -> None:
     coder = Tokenizer(made_elsewhere("word"))
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"tokenizer\.sampling: must be 0: the model must be"):
+        with pytest.raises(ValueError, match=r"tokenizer\.sampling=0\.1: must be 0 for a model"):
             coder.sample([], 0.1)
+
+
+def test_every_merge_cannot_be_dropped() -> None:
+    said = r"tokenizer\.sampling=1\.0: must be below 1 for a BPE model"
+    with pytest.raises(ValueError, match=said):
+        trained("bpe").sample(trained("bpe").encode("Hund"), 1.0)
+    ids = trained("unigram").encode("Hund")
+    assert trained("unigram").decode(trained("unigram").sample(ids, 1.0)) == "Hund"
 
 
 def test_the_same_text_gives_the_same_model() -> None:
@@ -296,9 +304,9 @@ def test_damaged_models_are_named(tmp_path: Path, damage: Any) -> None:
         tokenizer.train([], TokenizerConfig(models=(str(path),)))
     if damage != "missing":
         with pytest.raises(ValueError, match=rf"^tokenizer .*tokenizer\.model: {said}"):
-            tokenizer.load(tmp_path)
+            tokenizer.load(tmp_path, [trained().digest] * 2)
 
 
 def test_a_folder_without_models_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"source\.model: No such file"):
-        tokenizer.load(tmp_path)
+        tokenizer.load(tmp_path, ["", ""])

@@ -347,8 +347,7 @@ def _require_same(where: str, stored: dict[str, Any], wanted: dict[str, Any]) ->
         if describe(stored, name) != describe(wanted, name)
     ]
     if wrong:
-        more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise ValueError(f"{where} does not fit: {'; '.join(wrong[:5])}{more}")
+        raise ValueError(f"{where} does not fit: {'; '.join(wrong)}")
 
 
 def _require_space(folder: Path, trees: dict[str, Any]) -> None:

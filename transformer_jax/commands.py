@@ -54,6 +54,10 @@ def translate(options: Translate) -> None:
 
 def evaluate(options: Evaluate) -> None:
     """Prints the scores of each corpus, and some translations."""
+    if options.show < 0:
+        raise ValueError(f"--show={options.show}: must be at least 0")
+    if options.language is not None:
+        scores.require_language(options.language)
     parallel.cache_programs()
     translator = _translator(options)
     config = translator.config.data
@@ -95,9 +99,12 @@ def average(options: Average) -> None:
         raise ValueError(f"--last={options.last}: must be at least 1")
     weights = checkpoint.average(source.checkpoints, steps)
     made_from = {"average_of": {"run": source.folder.name, "steps": steps}}
-    made = run.create(options.out, source.config, source.tokenizers, made_from)
-    with checkpoint.Checkpoints(made.checkpoints, keep=1) as checkpoints:
-        checkpoints.save(max(steps), {"weights": weights}, {}, best=True)
+
+    def save(folder: Path) -> None:
+        with checkpoint.Checkpoints(folder, keep=1) as checkpoints:
+            checkpoints.save(max(steps), {"weights": weights}, {}, best=True)
+
+    run.create(options.out, source.config, source.tokenizers, made_from, save)
     print(f"{options.out}: average of steps {', '.join(map(str, steps))}")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterable
@@ -16,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 _NOT_COMPARED = {"compared": False}
-"""Metadata of a field that says how long or how a run is executed: a run continues under another
-value of it."""
+"""Metadata of a field that says how long or how a run is executed, or how it is searched: a run
+continues under another value of it."""
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
@@ -101,7 +102,8 @@ class ModelConfig(_Section):
     d_ff: int = 2048
     """Width of the feed-forward's hidden layer."""
     max_length: int = 256
-    """The longest sentence, in tokens with the end symbol; longer input is cut with a warning."""
+    """The longest sentence, in tokens with the end symbol; longer input is cut with a warning. An
+    output has at most so many, and at most 2 S + 10 for a source of S tokens."""
     norm: Literal["post", "pre"] = "post"
     """Layer normalisation after each residual sum (the paper) or before each sub-layer."""
     norm_eps: float = 1e-6
@@ -111,9 +113,10 @@ class ModelConfig(_Section):
     position_layout: Literal["interleaved", "halves"] = "interleaved"
     """Sine and cosine in alternating columns (the paper) or in two halves."""
     activation: Literal["relu", "gelu", "silu", "swiglu"] = "relu"
-    """The feed-forward's non-linearity; swiglu adds a gate."""
+    """The feed-forward's non-linearity; gelu is the exact one, swiglu adds a gate."""
     tied: Literal["all", "decoder", "none"] = "all"
-    """Which embeddings share one matrix: both and the logits, the target's and the logits, none."""
+    """Which embeddings share one matrix: both and the logits, the target's and the logits, none.
+    With all, both sides also share their learned positions."""
     bias: bool = True
     """Biases in attention projections and feed-forward."""
     output_bias: bool = False
@@ -168,7 +171,7 @@ class TokenizerConfig(_Section):
     """Subwords: SentencePiece models trained by the tool or given by path."""
 
     kind: Literal["bpe", "unigram"] = "bpe"
-    """The kind of SentencePiece model."""
+    """The kind of SentencePiece model to train."""
     vocabulary: int = 8000
     """Number of ids of a trained model, special ones and the 256 bytes of the fallback included."""
     joint: bool = True
@@ -176,13 +179,19 @@ class TokenizerConfig(_Section):
     symbols: tuple[str, ...] = ()
     """Strings that are always one piece, such as placeholders."""
     sampling: float = 0.0
-    """Subword sampling in training: BPE-dropout's rate, or unigram's alpha; 0: off."""
+    """Subword sampling in training; 0: off. BPE: the probability, below 1, of leaving a merge out
+    (BPE-dropout). Unigram: alpha, the exponent of the probability of each way to cut; smaller is
+    more random, so that 0.01 is nearly uniform. A sentence with an unknown piece keeps its ids, and
+    so does a pair whose sample is longer than the longest sentence of its side."""
     models: tuple[str, ...] = ()
-    """Paths of your own SentencePiece models: one for both languages, or source and target."""
+    """Paths of your own SentencePiece models: one for both languages, or source and target. Their
+    kinds decide how subwords are sampled, not tokenizer.kind."""
 
     def _validate(self) -> None:
         self._require(self.vocabulary > 260, "vocabulary", "above 260 (4 special ids, 256 bytes)")
-        self._require_rate("sampling")
+        self._require(0 <= self.sampling < math.inf, "sampling", "at least 0 and finite")
+        merges = self.kind == "bpe" and not self.models
+        self._require(not merges or self.sampling < 1, "sampling", "below 1 for tokenizer.kind=bpe")
         self._require(len(self.models) <= 2, "models", "one path, or two (source, target)")
         ok = not self.models or (len(self.models) == 1) == self.joint
         self._require(
@@ -218,7 +227,7 @@ class DataConfig(_Section):
     packed_length: int = 128
     """Length of the rows when packing."""
     workers: int = field(default=2, metadata=_NOT_COMPARED)
-    """Threads that tokenise."""
+    """Threads that tokenise. Subword sampling is one thread of Python, whatever this says."""
     cache: str = field(default="", metadata=_NOT_COMPARED)
     """Folder for tokenised corpora; empty: the user's cache folder."""
 
@@ -285,7 +294,8 @@ class TrainConfig(_Section):
     patience: int | None = field(default=None, metadata=_NOT_COMPARED)
     """Stop after so many evaluations without a better score."""
     best: Literal["bleu", "loss"] = "bleu"
-    """What the best checkpoint is chosen by, on the first development corpus."""
+    """What the best checkpoint is chosen by, on the first development corpus; BLEU is of greedy
+    search."""
     evaluate_every: int = field(default=500, metadata=_NOT_COMPARED)
     """Steps between evaluations."""
     save_every: int = field(default=500, metadata=_NOT_COMPARED)
@@ -307,15 +317,15 @@ class TrainConfig(_Section):
 
 @dataclass(frozen=True)
 class DecodeConfig(_Section):
-    """How `translate` and `evaluate` search."""
+    """How `translate` and `evaluate` search; evaluation in training is greedy."""
 
-    beam: int = 4
+    beam: int = field(default=4, metadata=_NOT_COMPARED)
     """Hypotheses kept; 1: greedy."""
-    penalty: Literal["gnmt", "power"] = "gnmt"
+    penalty: Literal["gnmt", "power"] = field(default="gnmt", metadata=_NOT_COMPARED)
     """Length normalisation of a hypothesis of length L: ((5 + L) / 6)^alpha or L^alpha."""
-    alpha: float = 0.6
+    alpha: float = field(default=0.6, metadata=_NOT_COMPARED)
     """Exponent of the length normalisation; 0: none."""
-    batch_tokens: int = 4096
+    batch_tokens: int = field(default=4096, metadata=_NOT_COMPARED)
     """Source token slots in a batch, padding included, counted once for each hypothesis."""
 
     def _validate(self) -> None:
@@ -399,14 +409,14 @@ def load_config_file(path: str | Path) -> Config:
         raise ValueError(f"config file {path}: no such file")
     space: dict[str, Any] = {"__name__": "config", "__file__": str(path)}
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), space)
-        config = space["get_config"]()
-    except KeyError as error:
-        raise ValueError(f"config file {path}: defines no function get_config()") from error
+        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), space)
+        config = space["get_config"]() if "get_config" in space else None
     except ValueError as error:
         raise ValueError(f"config file {path}: {error}") from error
     except Exception as error:
         raise ValueError(f"config file {path}: {type(error).__name__}: {error}") from error
+    if "get_config" not in space:
+        raise ValueError(f"config file {path}: defines no function get_config()")
     if not isinstance(config, Config):
         raise ValueError(f"config file {path}: get_config() must return a Config, not {config!r}")
     return config

@@ -257,20 +257,21 @@ class Examples:
     def sample(
         self,
         pairs: Int[np.ndarray, " Q"],
-        rate: float,
+        sampling: float,
         seed: int,
         epoch: int,
         limits: Int[np.ndarray, " 2"],
     ) -> Examples:
         """The named pairs with subwords sampled anew: a function of (seed, epoch, pair).
 
-        A pair keeps its ids where the new ones are more than `limits` on a side.
+        sampling: as `Tokenizer.sample` has it. A pair keeps its ids where the new ones are more
+        than `limits` on a side.
         """
         rows = []
         for pair in pairs.tolist():
             old = [ids.tolist() for ids in self.pair(pair)]
             new = [
-                [*tokenizer.sample(ids[:-1], rate, seed, epoch, pair, side), EOS]
+                [*tokenizer.sample(ids[:-1], sampling, seed, epoch, pair, side), EOS]
                 for side, (tokenizer, ids) in enumerate(zip(self.tokenizers, old, strict=True))
             ]
             fits = len(new[0]) <= limits[0] and len(new[1]) <= limits[1]

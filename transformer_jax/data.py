@@ -50,29 +50,26 @@ class Plan(NamedTuple):
 
 
 def choose_shapes(
-    lengths: Int[np.ndarray, "P 2"],
-    batch_tokens: int,
-    count: int,
-    rows_multiple: int = ROWS_MULTIPLE,
+    lengths: Int[np.ndarray, "P 2"], batch_tokens: int, count: int
 ) -> tuple[Shape, ...]:
     """At most `count` shapes that hold pairs of `lengths` with little padding; each holds the last.
 
     Pairs are divided by their longer side, at the bounds that dynamic programming finds best (free
     rectangles fill 0.5 % more of Multi30k's slots). A shape has the largest multiple of
-    `rows_multiple` rows that keeps both sides within `batch_tokens`. ValueError: the longest pair
+    `ROWS_MULTIPLE` rows that keeps both sides within `batch_tokens`. ValueError: the longest pair
     does not fit.
     """
     longer = lengths.max(axis=1)
     longest = int(longer.max())
-    if rows_multiple * longest > batch_tokens:
+    if ROWS_MULTIPLE * longest > batch_tokens:
         raise ValueError(
-            f"data.batch_tokens={batch_tokens}: must be at least {rows_multiple * longest} to hold"
-            f" {rows_multiple} sentences of {longest} tokens, the longest here"
+            f"data.batch_tokens={batch_tokens}: must be at least {ROWS_MULTIPLE * longest} to hold"
+            f" {ROWS_MULTIPLE} sentences of {longest} tokens, the longest here"
         )
     bounds = _bounds(np.bincount(longer), count)
     widths = np.stack([lengths[longer <= bound].max(axis=0) for bound in bounds])
     return tuple(
-        Shape(batch_tokens // max(s, t) // rows_multiple * rows_multiple, s, t)
+        Shape(batch_tokens // max(s, t) // ROWS_MULTIPLE * ROWS_MULTIPLE, s, t)
         for s, t in widths.tolist()
     )
 
@@ -96,8 +93,8 @@ def _bounds(histogram: Int[np.ndarray, " L"], count: int) -> list[int]:
 class Loader:
     """Endless batches of `examples`: a function of (examples, config, seed) and the position.
 
-    sampling: the rate of subword sampling; 0: none. devices: rows are filled up with empty ones to
-    a multiple of it. process: (index, count); each gets its slice of every batch's rows.
+    sampling: as in `TokenizerConfig`; 0: none. devices: rows are filled up with empty ones to a
+    multiple of it. process: (index, count); each gets its slice of every batch's rows.
     ValueError: `config.batch_tokens` or `config.packed_length` cannot hold the longest pair.
     """
 

@@ -66,6 +66,8 @@ def train(
     to begin with. profile: trace so many steps into the folder `profile`. reporters: called with
     every record. ValueError: bad input, before anything is written.
     """
+    if profile < 0:
+        raise ValueError(f"--profile={profile}: must be at least 0")
     folder = Path(folder)
     old = _old_run(config, folder, restart)
     source = run.load(Path(init_from)) if init_from is not None and old is None else None
@@ -79,11 +81,11 @@ def train(
     progress = Progress()
     if source is not None:
         state = _with_weights(state, source, setup)
-    if old is not None:
+    if old is None:
+        made = run.create(folder, config, setup.tokenizers, made_from)
+    else:
         state, progress = _restore(old, state, progress, setup)
-    made = old or run.create(folder, config, setup.tokenizers, made_from)
-    if old is not None:
-        run.update(made)
+        made = run.update(old, config)
     metrics = MetricsFile(folder / "metrics.jsonl")
     metrics.cut(int(state.step))
     with Checkpoints(made.checkpoints, config.train.keep) as checkpoints, _stop_signals() as asked:
@@ -307,7 +309,7 @@ def _old_run(config: Config, folder: Path, restart: bool) -> Run | None:
             f"run {folder}: has another config ({'; '.join(changed)}); "
             "give the same config to continue, or name another folder"
         )
-    return dataclasses.replace(old, config=config)
+    return old
 
 
 def _with_weights(state: TrainState, source: Run, setup: Setup) -> TrainState:

@@ -7,6 +7,7 @@ The only collection is "params". Dropout keys, caches and masks are arguments an
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -98,7 +99,7 @@ class FeedForward(nn.Module):
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": nn.relu,
-    "gelu": nn.gelu,
+    "gelu": partial(nn.gelu, approximate=False),
     "silu": nn.silu,
 }
 
@@ -256,6 +257,11 @@ class Transformer(nn.Module):
             self.source_embedding = Embedding(config, self.source_vocabulary)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
+        if config.decoder_start_id >= self.target_vocabulary:
+            raise ValueError(
+                f"model.decoder_start_id={config.decoder_start_id}: must be below the target's "
+                f"{self.target_vocabulary} ids"
+            )
         shape = (self.target_vocabulary, config.d_model)
         if config.tied == "none":
             self.output = self.param("output", nn.initializers.xavier_uniform(), shape)

@@ -24,7 +24,7 @@ class Terminal:
     """A live line with a bar on a terminal, plain lines elsewhere; evaluations stay above it."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
         columns = (BarColumn(bar_width=24), TextColumn("{task.description}"))
         self._live = self._console.is_terminal
         self._progress = Progress(*columns, console=self._console, transient=True)

@@ -8,10 +8,12 @@ checkpoints/     see checkpoint.py
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -55,7 +57,7 @@ class Run:
         if not steps:
             raise ValueError(f"run {self.folder}: has no whole checkpoint yet; train it further")
         best = checkpoint.best_step(self.checkpoints)
-        return best if best in steps else steps[-1]
+        return steps[-1] if best is None else best
 
     def weights(self, step: int | None = None, like: Any = None) -> Params:
         """The parameters to translate with, of checkpoint `step` or the best one.
@@ -66,38 +68,49 @@ class Run:
         return checkpoint.restore(self.checkpoints, step, "weights", like)
 
 
-def create(folder: Path, config: Config, tokenizers: Tokenizers, made_from: dict[str, Any]) -> Run:
-    """Makes the run folder, which must be missing or empty, all at once."""
+def create(
+    folder: Path,
+    config: Config,
+    tokenizers: Tokenizers,
+    made_from: dict[str, Any],
+    save: Callable[[Path], None] = lambda _: None,
+) -> Run:
+    """Makes the run folder, which must be missing or empty, all at once.
+
+    `save` is given the folder of checkpoints to be, in which it may write some.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"run {folder}: is not empty; name a new folder")
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    whole = folder.resolve()
+    temporary = whole.with_name(f".{whole.name}.{os.getpid()}")
     temporary.mkdir(parents=True)
-    made = Run(folder, config, tokenizers, made_from)
     try:
         tokenizer.save(tokenizers, temporary)
-        _write_config(temporary / "config.json", made)
-        temporary.replace(folder)
-    except OSError:
+        save(temporary / "checkpoints")
+        stored = {
+            "format": FORMAT,
+            "config": to_json(config),
+            "tokenizers": [side.digest for side in tokenizers],
+            "made_from": made_from,
+        }
+        _write(temporary / "config.json", stored)
+        _move(temporary, whole)
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    return made
+    return Run(folder, config, tokenizers, made_from)
 
 
-def update(made: Run) -> None:
-    """Stores the config of a run that goes on: how long and how it is executed may be new."""
-    temporary = made.folder / ".config.json.tmp"
-    _write_config(temporary, made)
-    temporary.replace(made.folder / "config.json")
-
-
-def _write_config(path: Path, made: Run) -> None:
-    stored = {
-        "format": FORMAT,
-        "config": to_json(made.config),
-        "tokenizers": [side.digest for side in made.tokenizers],
-        "made_from": made.made_from,
-    }
-    path.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def update(old: Run, config: Config) -> Run:
+    """The run with fields changed that are not compared, such as those of the search; stored."""
+    path = old.folder / "config.json"
+    stored = json.loads(path.read_text(encoding="utf-8")) | {"config": to_json(config)}
+    temporary = path.with_suffix(f".{os.getpid()}")
+    try:
+        _write(temporary, stored)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return dataclasses.replace(old, config=config)
 
 
 def exists(folder: Path) -> bool:
@@ -130,10 +143,26 @@ def load(folder: Path) -> Run:
         config = from_json(stored["config"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    tokenizers = tokenizer.load(folder)
-    if [side.digest for side in tokenizers] != stored.get("tokenizers"):
-        raise ValueError(f"run {folder}: has another tokenizer than it was trained with")
-    return Run(folder, config, tokenizers, stored.get("made_from", {}))
+    match stored.get("tokenizers"):
+        case [str(), str()] as digests:
+            tokenizers = tokenizer.load(folder, digests)
+            return Run(folder, config, tokenizers, stored.get("made_from", {}))
+        case other:
+            raise ValueError(f"{path}: tokenizers={other!r}: must be two digests")
+
+
+def _write(path: Path, stored: dict[str, Any]) -> None:
+    text = json.dumps(stored, indent=1, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _move(made: Path, folder: Path) -> None:
+    """Renames; but an empty folder stays the one it is, since it may be somebody's current one."""
+    if not folder.exists():
+        made.replace(folder)
+        return
+    for path in sorted(made.iterdir(), key=lambda path: path.name == "config.json"):
+        path.replace(folder / path.name)  # config.json last: it makes the folder a run
 
 
 def versions() -> dict[str, str]:

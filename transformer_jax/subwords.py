@@ -38,16 +38,16 @@ class Piece(NamedTuple):
 class Sampler:
     """Cuts texts anew into pieces of `model`. ValueError: it is neither BPE nor unigram.
 
-    BPE: each merge is left out with probability `rate` (BPE-dropout, Provilkov et al. 2020; once
+    BPE: each merge is left out with a given probability (BPE-dropout, Provilkov et al. 2020; once
     for all, as in SentencePiece, where the paper may come back to a merge within the word).
-    Unigram: a draw from all ways to cut the text, of probabilities to the power of `rate` (Kudo
-    2018).
+    Unigram: a draw from all ways to cut the text, of probabilities to the power of alpha (Kudo
+    2018); the smaller alpha, the more random.
     """
 
     def __init__(self, model: bytes) -> None:
         kind, pieces = read(model)
         if kind not in (_UNIGRAM, _BPE):
-            raise ValueError("the model must be BPE or unigram")
+            raise ValueError("must be 0 for a model that is neither BPE nor unigram")
         self._draw = self._drop_merges if kind == _BPE else self._draw_pieces
         self._ids = {piece.text: i for i, piece in enumerate(pieces)}
         self._costs = {piece.text: -piece.score for piece in pieces if piece.kind == _NORMAL}
@@ -68,24 +68,27 @@ class Sampler:
         self._merged = lru_cache(_CUTS)(self._merge_short)
         self._weighed = lru_cache(_WORDS)(self._weigh)
 
-    def sample(self, ids: Sequence[int], rate: float, key: str) -> list[int]:
+    def sample(self, ids: Sequence[int], sampling: float, key: str) -> list[int]:
         """Another way to cut the text of `ids`, a function of the arguments alone.
 
-        Ids are the model's own, without unknown pieces; `rate` is above 0.
+        Ids are the model's own, without unknown pieces. `sampling`: the probability of leaving a
+        merge out, or alpha; above 0. ValueError: a probability of 1 or above.
         """
         text = b"".join([self._raw[i] for i in ids]).decode()
         draws = _uniforms(key)
         if self._symbols is None:
-            return self._draw(self._words.findall(text), rate, draws)
+            return self._draw(self._words.findall(text), sampling, draws)
         found: list[int] = []
         for i, part in enumerate(self._symbols.split(text)):
             if i % 2:
                 found.append(self._ids[part])
             else:
-                found += self._draw(self._words.findall(part), rate, draws)
+                found += self._draw(self._words.findall(part), sampling, draws)
         return found
 
     def _drop_merges(self, words: list[str], rate: float, draws: Iterator[float]) -> list[int]:
+        if rate >= 1:
+            raise ValueError("must be below 1 for a BPE model")
         scale = 1.0 / math.log1p(-rate)
         gaps = (int(math.log(1.0 - draw) * scale) for draw in draws)  # merges before each drop
         left = next(gaps)
@@ -142,10 +145,10 @@ class Sampler:
                         heappush(ready, (self._costs[both], left, len(both)))
         return tuple(i for part in parts if part for i in self._spell(part)), made, gap
 
-    def _draw_pieces(self, words: list[str], rate: float, draws: Iterator[float]) -> list[int]:
+    def _draw_pieces(self, words: list[str], alpha: float, draws: Iterator[float]) -> list[int]:
         ids: list[int] = []
         for word in words:
-            choices = (self._weigh if len(word) > _SHORT else self._weighed)(word, rate)
+            choices = (self._weigh if len(word) > _SHORT else self._weighed)(word, alpha)
             at = 0
             while at < len(word):
                 ends, shares = choices[at]
@@ -154,7 +157,7 @@ class Sampler:
                 at = end
         return ids
 
-    def _weigh(self, word: str, rate: float) -> list[tuple[list[int], list[float]]]:
+    def _weigh(self, word: str, alpha: float) -> list[tuple[list[int], list[float]]]:
         """For each place in a word, the ends of the pieces that may follow, cumulative shares."""
         rest = [0.0] * (len(word) + 1)  # log of the sum over all ways to go on
         choices: list[Any] = [None] * len(word)
@@ -162,7 +165,7 @@ class Sampler:
             ends = range(at + 1, min(at + self._longest, len(word)) + 1)
             ends = [end for end in ends if end == at + 1 or word[at:end] in self._costs]
             costs = [self._costs.get(word[at:end], self._unknown_cost) for end in ends]
-            logs = [rest[end] - rate * cost for end, cost in zip(ends, costs, strict=True)]
+            logs = [rest[end] - alpha * cost for end, cost in zip(ends, costs, strict=True)]
             top = max(logs)
             shares = list(accumulate(math.exp(log - top) for log in logs))
             rest[at] = top + math.log(shares[-1])

@@ -72,25 +72,26 @@ class Tokenizer:
         rows = self._processor.encode(valid, out_type=int, num_threads=threads)
         return [self._ours[ids].tolist() for ids in rows]
 
-    def sample(self, ids: Sequence[int], rate: float, *key: int) -> list[int]:
+    def sample(self, ids: Sequence[int], sampling: float, *key: int) -> list[int]:
         """The text of `ids` cut into other subwords, a function of the arguments alone.
 
-        BPE models drop each merge with probability `rate`, above 0 (BPE-dropout); unigram models
-        draw from all ways to cut the text, with `rate` as the exponent of their probabilities.
-        `key`: integers, such as seed, epoch and pair. Ids stay as they are where one is `UNK`, of
-        which the text is not known. ValueError: the model is of another kind.
+        BPE models drop each merge with probability `sampling`, above 0 and below 1 (BPE-dropout);
+        unigram models draw from all ways to cut the text, with `sampling`, above 0, as the exponent
+        of their probabilities. `key`: integers, such as seed, epoch and pair. Ids stay as they are
+        where one is `UNK`, of which the text is not known. ValueError: the model is of another
+        kind, or `sampling` too large for it.
         """
         if UNK in ids:
             return [*ids]
-        theirs = self._sampler.sample([self._theirs[i] for i in ids], rate, repr(key))
+        try:
+            theirs = self._sampler.sample([self._theirs[i] for i in ids], sampling, repr(key))
+        except ValueError as error:
+            raise ValueError(f"tokenizer.sampling={sampling}: {error}") from error
         return self._ours[theirs].tolist()
 
     @cached_property
     def _sampler(self) -> Sampler:
-        try:
-            return Sampler(self.model)
-        except ValueError as error:
-            raise ValueError(f"tokenizer.sampling: must be 0: {error}") from error
+        return Sampler(self.model)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` on one line; `PAD`, `BOS` and `EOS` are left out."""
@@ -134,20 +135,20 @@ def save(tokenizers: Tokenizers, folder: Path) -> None:
         (folder / name).write_bytes(tokenizer.model)
 
 
-def load(folder: Path, digests: Sequence[str] = ()) -> Tokenizers:
+def load(folder: Path, digests: Sequence[str]) -> Tokenizers:
     """Reads what `save` wrote.
 
-    `digests`: of the source's and the target's model, where the caller knows them. ValueError: a
-    file is missing or damaged, or is another tokenizer.
+    `digests`: of the source's and the target's model. ValueError: a file is missing or damaged, or
+    is another tokenizer.
     """
     joint = folder / "tokenizer.model"
     paths = [joint] if joint.exists() else [folder / "source.model", folder / "target.model"]
     tokenizers = _from_files(paths)
-    for path, tokenizer, digest in zip((paths[0], paths[-1]), tokenizers, digests, strict=False):
+    for path, tokenizer, digest in zip((paths[0], paths[-1]), tokenizers, digests, strict=True):
         if tokenizer.digest != digest:
             raise ValueError(
-                f"tokenizer {path}: is damaged or another one: its SHA-256 is"
-                f" {tokenizer.digest[:12]}… and must be {digest[:12]}…"
+                f"tokenizer {path}: is damaged or another one than the run was trained with: its"
+                f" SHA-256 is {tokenizer.digest[:12]}… and must be {digest[:12]}…"
             )
     return tokenizers
 

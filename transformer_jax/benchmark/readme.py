@@ -68,8 +68,8 @@ def config_table() -> str:
         defaults = getattr(Config(), section.name)
         for field in dataclasses.fields(defaults):
             value = getattr(defaults, field.name)
-            text = texts[type(defaults).__name__, field.name]
-            rows.append((f"`{section.name}.{field.name}`", f"`{value}`", text))
+            text = " ".join(texts[type(defaults).__name__, field.name].split())
+            rows.append((f"`{section.name}.{field.name}`", f"`{value!r}`", text))
     return _table(("field", "default", "meaning"), rows)
 
 
