@@ -25,7 +25,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-        columns = (BarColumn(bar_width=24), TextColumn("{task.description}"))
+        columns = (BarColumn(bar_width=16), TextColumn("{task.description}", markup=False))
         self._live = self._console.is_terminal
         self._progress = Progress(*columns, console=self._console, transient=True)
         self._task = self._progress.add_task("", total=1.0)
@@ -46,9 +46,9 @@ class Terminal:
 
     def __call__(self, record: Record) -> None:
         if record["kind"] == "train" and self._live:
-            self._progress.update(
-                self._task, completed=record["done"], description=describe(record)
-            )
+            where, values = _train_parts(record)
+            left = f"{where}  {_time_left(record['seconds_left'])}\n{values}"  # fits 80 columns
+            self._progress.update(self._task, completed=record["done"], description=left)
         else:
             self._console.print(describe(record), markup=False)
 
@@ -117,12 +117,7 @@ def describe(record: Record) -> str:
     if record["kind"] == "message":
         return record["text"]
     if record["kind"] == "train":
-        return (
-            f"step {record['step']:>6}  epoch {record['epoch']:>3}  loss {record['loss']:.3f}  "
-            f"{record['tokens_per_s']:>6.0f} tok/s  fill {record['fill']:.0%}  "
-            f"lr {record['lr']:.2e}  grad {record['grad_norm']:.2f}  "
-            f"{_time_left(record['seconds_left'])}"
-        )
+        return "  ".join([*_train_parts(record), _time_left(record["seconds_left"])])
     lines = [f"step {record['step']:>6}  evaluation{'  (best so far)' if record['best'] else ''}"]
     for name, scores in record["sets"].items():
         values = "  ".join(f"{key} {value:.4g}" for key, value in scores.items())
@@ -131,6 +126,16 @@ def describe(record: Record) -> str:
         lines += [f"    source     {source}", f"    output     {output}"]
         lines.append(f"    reference  {reference}")
     return "\n".join(lines)
+
+
+def _train_parts(record: Record) -> tuple[str, str]:
+    """Where training is, and how it goes."""
+    where = f"step {record['step']:>6}  epoch {record['epoch']:>3}"
+    values = (
+        f"loss {record['loss']:.3f}  {record['tokens_per_s']:>6.0f} tok/s  "
+        f"fill {record['fill']:.0%}  lr {record['lr']:.2e}  grad {record['grad_norm']:.2f}"
+    )
+    return where, values
 
 
 def _time_left(seconds: float | None) -> str:
