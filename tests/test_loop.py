@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from common import write_pairs
 
 from transformer_jax import checkpoint, run
 from transformer_jax.config import (
@@ -68,26 +69,39 @@ def stop_at(step: int) -> Callable[[dict[str, Any]], None]:
     return reporter
 
 
-def test_a_run_stopped_and_resumed_is_bit_identical(
-    tiny_config: Config, finished: run.Run, tmp_path: Path
-) -> None:
-    """Dropout, subword sampling and moving average on, in the middle of an epoch."""
-    folder = tmp_path / "r"
+def assert_resumes(config: Config, whole: run.Run, folder: Path) -> None:
+    """Killed after step 6 and continued, `config` in `folder` is the run `whole`."""
     with pytest.raises(Stop):
-        train(tiny_config, folder, reporters=[stop_at(6)])  # killed between checkpoints 4 and 8
+        train(config, folder, reporters=[stop_at(6)])  # between checkpoints 4 and 8
     assert checkpoint.steps(folder / "checkpoints") == [4]
     messages = []
-    made = train(tiny_config, folder, reporters=[messages.append])
+    made = train(config, folder, reporters=[messages.append])
     assert any("continuing" in r.get("text", "") and "step 4" in r["text"] for r in messages)
     for step in (8, 12):
         for tree in ("weights", "training"):
-            assert same(made, finished, step, tree)
-    ours, theirs = (read_metrics(r.folder / "metrics.jsonl") for r in (made, finished))
+            assert same(made, whole, step, tree)
+    ours, theirs = (read_metrics(r.folder / "metrics.jsonl") for r in (made, whole))
     for a, b in zip(ours, theirs, strict=True):
         timed = ("tokens_per_s", "minutes", "seconds_left", "done")
         assert {k: v for k, v in a.items() if k not in timed} == {
             k: v for k, v in b.items() if k not in timed
         }
+
+
+def test_a_run_stopped_and_resumed_is_bit_identical(
+    tiny_config: Config, finished: run.Run, tmp_path: Path
+) -> None:
+    """Dropout, subword sampling and moving average on, in the middle of an epoch."""
+    assert_resumes(tiny_config, finished, tmp_path / "r")
+
+
+def test_so_is_one_of_packed_rows_in_pieces(tiny_config: Config, tmp_path: Path) -> None:
+    config = replace(
+        tiny_config,
+        data=replace(tiny_config.data, packing=True, packed_length=32),
+        optimizer=replace(tiny_config.optimizer, accumulate=2),
+    )
+    assert_resumes(config, train(config, tmp_path / "whole"), tmp_path / "r")
 
 
 def test_more_steps_go_on_where_the_run_ended(
@@ -168,7 +182,9 @@ def test_bad_input_writes_nothing(tiny_config: Config, tmp_path: Path) -> None:
         train(tiny_config, tmp_path / "full")
 
 
-def test_a_signal_stops_after_the_step_and_saves(tiny_config: Config, tmp_path: Path) -> None:
+def test_a_signal_stops_after_the_step_and_the_run_goes_on(
+    tiny_config: Config, finished: run.Run, tmp_path: Path
+) -> None:
     if threading.current_thread() is not threading.main_thread():
         pytest.skip("signals reach the main thread only")
 
@@ -181,6 +197,8 @@ def test_a_signal_stops_after_the_step_and_saves(tiny_config: Config, tmp_path: 
     assert checkpoint.steps(made.checkpoints)[-1] == 6
     assert "SIGTERM; the same command goes on" in said[-1]["text"]
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    train(tiny_config, tmp_path / "r")
+    assert all(same(made, finished, 12, tree) for tree in ("weights", "training"))
 
 
 def test_a_damaged_checkpoint_is_stepped_over(
@@ -233,10 +251,26 @@ def test_divergence_is_named(tiny_config: Config, tmp_path: Path) -> None:
         train(wild, tmp_path / "r")
 
 
-def test_both_executors_and_packing_train(tiny_config: Config, tmp_path: Path) -> None:
+def test_pmap_trains(tiny_config: Config, tmp_path: Path) -> None:
     pmap = replace(tiny_config, execution=replace(tiny_config.execution, executor="pmap"))
     made = train(replace(pmap, train=replace(tiny_config.train, steps=4)), tmp_path / "pmap")
     assert checkpoint.steps(made.checkpoints) == [4]
-    packed = replace(tiny_config, data=replace(tiny_config.data, packing=True, packed_length=32))
-    made = train(replace(packed, train=replace(tiny_config.train, steps=4)), tmp_path / "packed")
-    assert checkpoint.steps(made.checkpoints) == [4]
+
+
+def test_the_first_development_corpus_chooses_and_by_loss_if_told(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    dev = (*tiny_config.data.dev, write_pairs(tmp_path, "other", 8, 3))
+    options = replace(tiny_config.train, best="loss", evaluate_every=3)
+    made = train(
+        replace(tiny_config, data=replace(tiny_config.data, dev=dev), train=options), tmp_path / "r"
+    )
+    records = read_metrics(made.folder / "metrics.jsonl")
+    evaluations = [r for r in records if r["kind"] == "evaluation"]
+    assert [tuple(r["sets"]) for r in evaluations] == [dev] * 4
+    losses = [r["sets"][dev[0]]["loss"] for r in evaluations]
+    assert losses != [r["sets"][dev[1]]["loss"] for r in evaluations]
+    lowest = [loss == min(losses[: i + 1]) for i, loss in enumerate(losses)]
+    assert [r["best"] for r in evaluations] == lowest
+    assert made.best_step() == evaluations[int(np.argmin(losses))]["step"]
+    assert lowest != [True, False, False, False]  # as by BLEU, which is 0 here

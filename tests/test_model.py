@@ -8,7 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import VOCABULARY, build, flat, forward, gradient, make_batch, shift_right, tiny
+from common import (
+    VOCABULARY,
+    assert_gradients_close,
+    build,
+    flat,
+    forward,
+    gradient,
+    make_batch,
+    shift_right,
+    tiny,
+)
 from jax import export
 
 from transformer_jax.config import BASE, BIG, SMALL, TINY, ModelConfig
@@ -146,7 +156,7 @@ def test_gelu_is_the_exact_one() -> None:
     x = jnp.linspace(-4.0, 4.0, 15).reshape(1, 1, 15)
     eye = {"kernel": jnp.eye(15), "bias": jnp.zeros(15)}
     config = ModelConfig(d_model=15, heads=3, d_ff=15, positions="learned", activation="gelu")
-    found = FeedForward(config).apply({"params": {"in": eye, "out": eye}}, x, None)
+    found: Any = FeedForward(config).apply({"params": {"in": eye, "out": eye}}, x, None)
     wanted = [value * (1 + math.erf(value / 2**0.5)) / 2 for value in x.ravel().tolist()]
     np.testing.assert_allclose(jnp.ravel(jnp.asarray(found)), wanted, atol=1e-6)
 
@@ -322,6 +332,15 @@ def test_packed_is_unpacked() -> None:
             wanted = apart[pair][batch.target_out[pair] > 0]
             found = together[row][segments[row] == number]
             np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6)
+
+
+def test_packed_loss_and_gradients_are_the_unpacked() -> None:
+    run, batch = gradient(tiny()), make_batch(LENGTHS)
+    (apart, count), wanted = run(batch)
+    (together, packed_count), found = run(pack(batch, [[2, 0], [3, 1]], 18))
+    assert packed_count == count == 13
+    np.testing.assert_allclose(together, apart, rtol=1e-5)
+    assert_gradients_close(found, wanted, 1e-5)
 
 
 def test_longer_than_the_positions_is_an_error() -> None:

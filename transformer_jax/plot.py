@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 def training_curve(evaluations: Sequence[dict[str, Any]], axes: Axes | None = None) -> Axes:
     """Development loss and BLEU against steps; each evaluation has step, loss and bleu."""
-    axes = axes or _new_axes((7, 3.2))
+    axes = axes or _new_axes((7.0, 3.2))
     steps = [e["step"] for e in evaluations]
     axes.plot(steps, [e["loss"] for e in evaluations], color="tab:blue", label="loss")
     axes.set_xlabel("step")

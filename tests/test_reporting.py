@@ -1,0 +1,59 @@
+"""What the terminal shows, live and plain."""
+
+import pytest
+
+from transformer_jax.reporting import Record, Terminal
+
+RECORDS: list[Record] = [
+    {"kind": "message", "step": 0, "text": "corpus: 3 pairs [all]"},
+    {
+        "kind": "train",
+        "step": 40,
+        "epoch": 1,
+        "loss": 2.5,
+        "tokens_per_s": 900.0,
+        "fill": 0.9,
+        "lr": 1e-3,
+        "grad_norm": 1.5,
+        "done": 0.4,
+        "seconds_left": 75.0,
+    },
+    {
+        "kind": "evaluation",
+        "step": 40,
+        "best": True,
+        "sets": {"dev": {"loss": 2.25, "bleu": 12.5}},
+        "samples": [("a :smile: [b]", "x [red]y", "z")],
+    },
+]
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_the_terminal_shows_every_record(
+    live: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Live, the line of metrics is drawn over itself; elsewhere it is a line like the others."""
+    for name, value in {
+        "TTY_COMPATIBLE": str(int(live)),
+        "TERM": "xterm",
+        "COLUMNS": "160",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with Terminal() as terminal:
+        for record in RECORDS:
+            terminal(record)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    for text in (
+        "corpus: 3 pairs [all]",
+        "step     40  epoch   1  loss 2.500     900 tok/s  fill 90%",
+        "grad 1.50  1m15s left",
+        "step     40  evaluation  (best so far)",
+        "dev: loss 2.25  bleu 12.5",
+        "source     a :smile: [b]",
+        "output     x [red]y",
+    ):
+        assert text in shown.err
+    clears, moves = "\x1b[2K", "\x1b[?25l"  # a line, and the cursor out of sight
+    assert (clears in shown.err, moves in shown.err) == (live, live)
+    assert live or len(shown.err.splitlines()) == 7
