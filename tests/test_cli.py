@@ -3,6 +3,8 @@
 import gzip
 import io
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -72,7 +74,8 @@ def test_training_from_the_command_line(
 ) -> None:
     folder = tmp_path / "run"
     command = ["train", f"--config={config_file}", "--run", str(folder), "--config.train.steps=4"]
-    main(command)
+    main([*command, "--profile=1"])
+    assert len([*folder.glob("profile/**/*.xplane.pb")]) == 1
     said = capsys.readouterr().err
     assert "150 pairs; left out: 0 with an empty side, 0 over-long" in said
     assert "reached train.steps=4" in said
@@ -81,6 +84,36 @@ def test_training_from_the_command_line(
     assert "model.d_ff: 32 -> 64" in fails([*command, "--config.model.d_ff=64"], capsys)
     assert "--restart needs a new or empty folder" in fails([*command, "--restart"], capsys)
     assert checkpoint.steps(folder / "checkpoints") == [4]
+
+
+def test_train_py_continues_and_keeps_programs_in_the_users_cache(
+    config_file: Path, tmp_path: Path
+) -> None:
+    """In processes of their own, at whose end TensorBoard's events are written too."""
+    folder, cache = tmp_path / "run", tmp_path / "cache"
+    kept = {"XDG_CACHE_HOME": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
+    def said(steps: int) -> str:
+        command = [sys.executable, "train.py", f"--config={config_file}", f"--run={folder}"]
+        return subprocess.run(
+            [*command, "--tensorboard", f"--config.train.steps={steps}"],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | kept,
+            check=True,
+        ).stderr
+
+    assert "step 4: reached train.steps=4" in said(4)
+    again = said(6)
+    assert f"continuing run {folder} at step 4" in again
+    assert "step 6: reached train.steps=6" in again
+    assert checkpoint.steps(folder / "checkpoints") == [4, 6]
+    assert any((cache / "transformer_jax" / "programs").iterdir())
+    files = {"config.json", "tokenizer.model", "metrics.jsonl", "checkpoints", "tensorboard"}
+    assert {path.name for path in folder.iterdir()} == files
+    events = b"".join(path.read_bytes() for path in (folder / "tensorboard").iterdir())
+    assert all(tag in events for tag in (b"loss", b"tokens_per_s", b"grad_norm", b"/bleu"))
 
 
 BAD_TRAINING = {
@@ -274,12 +307,13 @@ def test_no_space_is_one_line_and_older_files_stay(
     before = {p: p.read_bytes() for p in (folder / "checkpoints").rglob("*") if p.is_file()}
     capsys.readouterr()
 
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoint, "_require_space", full)
-    with pytest.raises(SystemExit):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    with pytest.raises(SystemExit) as stop:
         main([*command, "--config.train.steps=8"])
-    assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "error" in line] == lines[-1:]
+    assert re.match(r"transformer-jax: error: no space left in .*: [\d,]+ bytes needed", lines[-1])
     assert {p: p.read_bytes() for p in before} == before
     assert run.load(folder).best_step() == 4

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_jax.cli import parse, resolve, split_config
+from transformer_jax.cli import main, parse, resolve, split_config
 from transformer_jax.config import (
     TINY,
     Config,
@@ -170,6 +170,16 @@ def test_help_fits_a_screen_and_shows_an_example(
     text = capsys.readouterr().out
     assert f"transformer-jax {name} --" in text
     assert len(text.splitlines()) <= 50
+
+
+def test_help_config_shows_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--help-config"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for section in dataclasses.fields(Config):
+        for field in dataclasses.fields(getattr(Config(), section.name)):
+            assert f"--config.{section.name}.{field.name.replace('_', '-')} " in text
 
 
 def test_a_missing_option_is_one_line() -> None:
