@@ -87,24 +87,17 @@ def test_training_from_the_command_line(
     assert checkpoint.steps(folder / "checkpoints") == [4]
 
 
-def test_tensorboard_shows_training_and_evaluations(config_file: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    command = ["train", f"--config={config_file}", f"--run={folder}", "--config.train.steps=2"]
-    main([*command, "--tensorboard"])
-    events = b"".join(path.read_bytes() for path in (folder / "tensorboard").iterdir())
-    assert all(tag in events for tag in (b"loss", b"tokens_per_s", b"grad_norm", b"/bleu"))
-
-
 def test_train_py_continues_and_keeps_programs_in_the_users_cache(
     config_file: Path, tmp_path: Path
 ) -> None:
+    """In processes of their own, at whose end TensorBoard's events are written too."""
     folder, cache = tmp_path / "run", tmp_path / "cache"
     kept = {"XDG_CACHE_HOME": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 
     def said(steps: int) -> str:
         command = [sys.executable, "train.py", f"--config={config_file}", f"--run={folder}"]
         return subprocess.run(
-            [*command, f"--config.train.steps={steps}"],
+            [*command, "--tensorboard", f"--config.train.steps={steps}"],
             capture_output=True,
             text=True,
             cwd=ROOT,
@@ -118,8 +111,10 @@ def test_train_py_continues_and_keeps_programs_in_the_users_cache(
     assert "step 6: reached train.steps=6" in again
     assert checkpoint.steps(folder / "checkpoints") == [4, 6]
     assert any((cache / "transformer_jax" / "programs").iterdir())
-    files = {"config.json", "tokenizer.model", "metrics.jsonl", "checkpoints"}
+    files = {"config.json", "tokenizer.model", "metrics.jsonl", "checkpoints", "tensorboard"}
     assert {path.name for path in folder.iterdir()} == files
+    events = b"".join(path.read_bytes() for path in (folder / "tensorboard").iterdir())
+    assert all(tag in events for tag in (b"loss", b"tokens_per_s", b"grad_norm", b"/bleu"))
 
 
 BAD_TRAINING = {

@@ -32,11 +32,11 @@ RECORDS: list[Record] = [
 def test_the_terminal_shows_every_record(
     live: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Live, the line of metrics is drawn over itself; elsewhere it is a line like the others."""
+    """Live, the metrics are drawn over themselves in two lines; elsewhere they are a line."""
     for name, value in {
         "TTY_COMPATIBLE": str(int(live)),
         "TERM": "xterm",
-        "COLUMNS": "160",
+        "COLUMNS": "80",
     }.items():
         monkeypatch.setenv(name, value)
     with Terminal() as terminal:
@@ -46,8 +46,8 @@ def test_the_terminal_shows_every_record(
     assert shown.out == ""
     for text in (
         "corpus: 3 pairs [all]",
-        "step     40  epoch   1  loss 2.500     900 tok/s  fill 90%",
-        "grad 1.50  1m15s left",
+        "step     40  epoch   1  1m15s left" if live else "step     40  epoch   1  loss",
+        "loss 2.500     900 tok/s  fill 90%  lr 1.00e-03  grad 1.50",
         "step     40  evaluation  (best so far)",
         "dev: loss 2.25  bleu 12.5",
         "source     a :smile: [b]",
