@@ -18,6 +18,7 @@ from transformer_jax import checkpoint, commands, run
 from transformer_jax.allocator import ALLOCATOR
 from transformer_jax.cli import main
 from transformer_jax.config import Config, to_json
+from transformer_jax.options import COMMANDS
 from transformer_jax.run import Run
 from transformer_jax.translate import Translator
 
@@ -58,6 +59,19 @@ def test_the_program_starts_from_both_doors() -> None:
             [*command, "--help"], capture_output=True, text=True, cwd=ROOT, check=True
         )
         assert "train" in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_screen_and_shows_an_example(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert not stop.value.code
+    text = capsys.readouterr().out
+    assert len(text.rstrip().splitlines()) <= 25
+    assert f"transformer-jax {command} --" in text
 
 
 def test_bad_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,7 @@ class Search:
     beam: int | None = None
     """Hypotheses kept; 1: greedy."""
     penalty: Literal["gnmt", "power"] | None = None
-    """Length normalisation: ((5 + L) / 6)^alpha or L^alpha."""
+    """Length penalty: ((5 + L) / 6)^alpha, or L^alpha."""
     alpha: float | None = None
     """Exponent of the length normalisation."""
     debug: bool = False
@@ -69,9 +69,9 @@ class Evaluate(Search):
     """
 
     data: tuple[str, ...] = ()
-    """Corpora to score, as in the config; default: the run's development corpora."""
+    """Corpora as in the config; default: those of the run."""
     language: str | None = None
-    """The target's language, such as de: adds the lower-cased, Moses-tokenised BLEU."""
+    """Such as de: adds lower-cased, tokenised BLEU."""
     show: int = 0
     """Show so many of each corpus' translations."""
     json: bool = False
