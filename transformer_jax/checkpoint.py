@@ -43,16 +43,22 @@ _UNFINISHED = re.compile(r"[0-9]{8,}\.(new|old).*")
 
 def _mute_orbax() -> None:
     """Mutes what Orbax prints beside the error it raises: with one failed write, the tracebacks of
-    every step of it, and of each other write that ends when nobody listens any more."""
+    every step of it, and of each other write that ends, or never begins, when nobody listens any
+    more. Which of these there are depends on the order in which the writes fail."""
     report = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
+        code = getattr(unraisable.object, "cr_code", None)  # of a coroutine
+        theirs = code is not None and "orbax" in Path(code.co_filename).parts
+        if not theirs and str(unraisable.exc_value) != "Event loop is closed":
             report(unraisable)
 
     sys.unraisablehook = hook
-    warnings.filterwarnings("ignore", "coroutine 'async_serialize_from_host", RuntimeWarning)
+    never = r"coroutine '\S*(serializ|_create_paths|write_fragment)\S*' was never awaited"
+    warnings.filterwarnings("ignore", never, RuntimeWarning)
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+    echo = re.compile("OCDBT|orbax|async_serialize")
+    logging.getLogger("asyncio").addFilter(lambda record: not echo.search(record.getMessage()))
 
 
 _mute_orbax()
