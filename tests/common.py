@@ -58,6 +58,24 @@ def shift_right(targets: np.ndarray) -> np.ndarray:
     return np.where((shifted == END) | (targets == 0), 0, shifted).astype(np.int32)
 
 
+def pack(batch: Batch, members: list[list[int]], width: int) -> Batch:
+    """Rows of several pairs each; `width` slots on both sides."""
+    shape = (len(members), width)
+    arrays = {name: np.zeros(shape, np.int32) for name in Batch._fields}
+    for row, pairs in enumerate(members):
+        ends = {"source": 0, "target": 0}
+        for number, pair in enumerate(pairs, start=1):
+            for side in ends:
+                kept = (batch.source if side == "source" else batch.target_out)[pair] > 0
+                slots = slice(ends[side], ends[side] + kept.sum())
+                for name in ("source",) if side == "source" else ("target_in", "target_out"):
+                    arrays[name][row, slots] = getattr(batch, name)[pair][kept]
+                arrays[f"{side}_segments"][row, slots] = number
+                arrays[f"{side}_positions"][row, slots] = np.arange(kept.sum())
+                ends[side] = slots.stop
+    return Batch(**arrays)
+
+
 @cache
 def build(
     config: ModelConfig, source: int = VOCABULARY, target: int = VOCABULARY
@@ -100,9 +118,9 @@ def loss_of(model: Transformer, smoothing: float = 0.1) -> LossFn:
     return loss
 
 
-def flat(tree: Any) -> dict[str, Any]:
+def flat(tree: Any, sep: str = "/") -> dict[str, Any]:
     """The leaves of a tree of dicts by "path/to/leaf"."""
-    return dict(flatten_dict(tree, sep="/"))
+    return dict(flatten_dict(tree, sep=sep))
 
 
 def assert_gradients_close(actual: Params, wanted: Params, tolerance: float) -> float:

@@ -9,14 +9,7 @@ import pytest
 from common import tiny
 from jaxtyping import Array
 
-from transformer_jax.attention import (
-    KVCache,
-    MultiHeadAttention,
-    attend,
-    causal_mask,
-    padding_mask,
-    segment_mask,
-)
+from transformer_jax.attention import KVCache, Mask, MultiHeadAttention, attend, padding_mask
 
 pytestmark = pytest.mark.usefixtures("strict")
 
@@ -53,7 +46,7 @@ def by_hand(arrays: Inputs, mask: Any) -> np.ndarray:
 
 def test_attention_is_the_formula() -> None:
     mask = random_mask()
-    output, weights = attend(*inputs(), mask)
+    output, weights = attend(*inputs(), mask, kernel="reference")
     np.testing.assert_allclose(output, by_hand(inputs(), mask), atol=1e-6)
     assert weights is not None
     np.testing.assert_allclose(weights.sum(-1), np.broadcast_to(mask.any(-1), (2, 3, 4)), atol=1e-6)
@@ -69,7 +62,7 @@ def test_query_without_keys_gives_zero_and_finite_gradients() -> None:
     def total(arrays: Inputs) -> Array:
         return jnp.sum(jnp.square(attend(*arrays, random_mask())[0]))
 
-    output, weights = attend(*inputs(), random_mask())
+    output, weights = attend(*inputs(), random_mask(), kernel="reference")
     assert weights is not None
     assert not output[0, :, 0].any()
     assert not weights[0, :, 0].any()
@@ -85,13 +78,13 @@ def test_large_scores_do_not_overflow() -> None:
 
 def test_softmax_is_float32_in_bfloat16() -> None:
     low = query, key, value = inputs(jnp.bfloat16)
-    output, weights = attend(*low, random_mask())
+    output, weights = attend(*low, random_mask(), kernel="reference")
     assert output.dtype == jnp.bfloat16
     assert weights is not None
     assert weights.dtype == jnp.float32
     # As exact as float32 from the same rounded inputs, but for the rounding of weights and output.
     float32 = (query.astype(jnp.float32), key.astype(jnp.float32), value.astype(jnp.float32))
-    _, exact = attend(*float32, random_mask())
+    _, exact = attend(*float32, random_mask(), kernel="reference")
     assert exact is not None
     np.testing.assert_allclose(weights, exact, atol=1e-6)
     np.testing.assert_allclose(output.astype(jnp.float32), by_hand(low, random_mask()), atol=0.03)
@@ -100,7 +93,7 @@ def test_softmax_is_float32_in_bfloat16() -> None:
 def test_dropout_changes_what_is_used_and_not_what_is_returned() -> None:
     query, key, value = inputs()
     output, weights = attend(query, key, value, None, dropout=lambda w: w.at[..., 0].set(0.0))
-    _, plain = attend(query, key, value, None)
+    _, plain = attend(query, key, value, None, kernel="reference")
     assert weights is not None
     np.testing.assert_array_equal(weights, plain)
     used = weights.at[..., 0].set(0.0)
@@ -108,7 +101,7 @@ def test_dropout_changes_what_is_used_and_not_what_is_returned() -> None:
 
 
 def test_attend_calls_the_kernel_it_is_given() -> None:
-    def kernel(query: Array, key: Array, value: Array, mask: Any, dropout: Any) -> Any:
+    def kernel(query: Array, key: Array, value: Array, mask: Any, **_: Any) -> Any:
         return query + 1.0, None
 
     query, key, value = inputs()
@@ -119,11 +112,22 @@ def test_attend_calls_the_kernel_it_is_given() -> None:
 
 def test_masks() -> None:
     ids = jnp.array([[5, 4, 2, 0], [2, 0, 0, 0]])
-    np.testing.assert_array_equal(padding_mask(ids)[:, 0, 0], ids > 0)
-    np.testing.assert_array_equal(causal_mask(4)[0, 0], np.tri(4, dtype=bool))
+    seen = padding_mask(ids).dense(3, 4)
+    np.testing.assert_array_equal(seen, np.broadcast_to((ids > 0)[:, None, None], seen.shape))
+    np.testing.assert_array_equal(Mask(causal=True).dense(4, 4)[0, 0], np.tri(4, dtype=bool))
+    band = np.abs(np.arange(5) - np.arange(4)[:, None]) <= 1
+    np.testing.assert_array_equal(Mask().windowed(1).dense(4, 5)[0, 0], band)
     segments, keys = jnp.array([[1, 1, 2, 0]]), jnp.array([[1, 2, 2, 0, 0]])
+    mask = Mask(query_segments=segments, key_segments=keys)
     wanted = [[1, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0]]
-    np.testing.assert_array_equal(segment_mask(segments, keys)[0, 0], np.array(wanted, bool))
+    np.testing.assert_array_equal(mask.dense(4, 5)[0, 0], np.array(wanted, bool))
+    np.testing.assert_array_equal(mask.lengths(4, 5), [[1, 1, 2, 0]])
+    # Positions that start anew in each segment: the window is within the sentence.
+    own, theirs = jnp.array([[0, 1, 0, 0]]), jnp.array([[0, 0, 1, 0, 0]])
+    near = Mask(segments, own, keys, theirs)
+    wanted[1] = [0, 0, 0, 0, 0]
+    wanted[2] = [0, 1, 0, 0, 0]
+    np.testing.assert_array_equal(near.windowed(0).dense(4, 5)[0, 0], np.array(wanted, bool))
 
 
 def test_cache_puts_new_positions_at_the_index() -> None:
@@ -137,7 +141,7 @@ def test_cache_puts_new_positions_at_the_index() -> None:
 @pytest.mark.parametrize("part", ["query", "key", "value"])
 def test_heads_attend_apart(part: str) -> None:
     """What a head projects reaches the output through that head's rows of the last matrix only."""
-    layer = MultiHeadAttention(tiny(bias=False))
+    layer = MultiHeadAttention(tiny(bias=False), "encoder_attention")
     x = jax.random.normal(jax.random.key(0), (2, 5, 16))
 
     @jax.jit
@@ -153,4 +157,4 @@ def test_heads_attend_apart(part: str) -> None:
 
 
 def _self_attention(layer: MultiHeadAttention, x: Array) -> Array:
-    return layer(x, layer.project(x), None)[0]
+    return layer(x, layer.project(x), Mask())[0]

@@ -16,6 +16,7 @@ import pytest
 
 from transformer_jax import checkpoint, commands, run
 from transformer_jax.allocator import ALLOCATOR
+from transformer_jax.attention import layer_kinds
 from transformer_jax.cli import main
 from transformer_jax.config import Config, to_json
 from transformer_jax.options import COMMANDS
@@ -271,6 +272,47 @@ def test_inspection_needs_no_data_for_what_the_run_holds(
     assert "gone.tsv" in shown.err
     error = fails(["inspect", f"--run={tmp_path / 'none'}"], capsys)
     assert f"({tmp_path / 'none'} holds no run)" in error
+
+
+def test_a_kind_and_a_kernel_of_ones_own(
+    config_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A run stores the kind's label and the kernel's name; loading it runs neither by itself."""
+    (tmp_path / "own_attention.py").write_text(
+        "from transformer_jax.attention import Attended\n"
+        "from transformer_jax.attention.kernels import reference\n"
+        "def sharp(given):\n"
+        "    return Attended(*given.attend(2 * given.query, given.key, given.value, given.mask))\n"
+        "def kernel(*arguments, **options):\n"
+        "    return reference(*arguments, **options)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    folder, kind = tmp_path / "run", ["--kind", "sharp=own_attention:sharp"]
+    training = ["train", f"--config={config_file}", f"--run={folder}", "--config.train.steps=1"]
+    training += ["--config.model.cross-attention.kind=sharp"]
+    error = fails(training, capsys)
+    assert "model.cross_attention.kind='sharp': unknown" in error
+    assert "--kind sharp=MODULE:FUNCTION" in error
+    assert not folder.exists()
+    main([*training, *kind, "--config.execution.kernel=own_attention:kernel"])
+    stored = json.loads((folder / "config.json").read_text())["config"]
+    assert stored["model"]["cross_attention"]["kind"] == "sharp"
+    assert stored["execution"]["kernel"] == "own_attention:kernel"
+    assert run.load(folder).config.execution.kernel == "auto"
+    monkeypatch.delitem(layer_kinds._KINDS, "sharp")
+    translation = ["translate", f"--run={folder}", "--input=/dev/null"]
+    capsys.readouterr()
+    assert "model.cross_attention.kind='sharp': unknown" in fails(translation, capsys)
+    main([*translation, *kind])
+    monkeypatch.delitem(layer_kinds._KINDS, "sharp")
+    for given, wanted in (
+        ("sharp", "--kind sharp: must be LABEL=MODULE:FUNCTION"),
+        ("sharp=own_attention:blunt", "--kind 'own_attention:blunt': cannot be imported"),
+    ):
+        assert wanted in fails([*translation, "--kind", given], capsys)
 
 
 def test_the_allocator_is_set_once() -> None:

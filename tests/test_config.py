@@ -1,11 +1,11 @@
 """The config: strict, validated, JSON in and out; every file in configs/ loads."""
 
-import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from common import flat
 
 from transformer_jax.cli import main, parse, resolve, split_config
 from transformer_jax.config import (
@@ -32,6 +32,8 @@ def test_every_config_file_loads_and_survives_json(path: Path) -> None:
     config = load_config_file(path)
     assert from_json(json.loads(json.dumps(to_json(config)))) == config
 
+
+FIELDS = list(flat(to_json(Config()), "."))
 
 BAD = [
     ({"model": {"layrs": 3}}, "model.layrs: unknown key; did you mean layers"),
@@ -96,9 +98,8 @@ def test_every_field_is_documented() -> None:
     from transformer_jax.benchmark.readme import config_table
 
     table = config_table()
-    for section in dataclasses.fields(Config):
-        for field in dataclasses.fields(getattr(Config(), section.name)):
-            assert f"| `{section.name}.{field.name}` |" in table
+    for name in FIELDS:
+        assert f"| `{name}` |" in table
 
 
 def test_config_is_split_off_the_command_line() -> None:
@@ -177,9 +178,8 @@ def test_help_config_shows_every_field(capsys: pytest.CaptureFixture[str]) -> No
         main(["train", "--help-config"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    for section in dataclasses.fields(Config):
-        for field in dataclasses.fields(getattr(Config(), section.name)):
-            assert f"--config.{section.name}.{field.name.replace('_', '-')} " in text
+    for name in FIELDS:
+        assert f"--config.{name.replace('_', '-')} " in text
 
 
 def test_a_missing_option_is_one_line() -> None:

@@ -16,17 +16,20 @@ from common import (
     forward,
     gradient,
     make_batch,
+    pack,
     shift_right,
     tiny,
 )
 from jax import export
 
+from transformer_jax.attention import Mask
 from transformer_jax.config import BASE, BIG, SMALL, TINY, ModelConfig
 from transformer_jax.model import (
     DecoderLayer,
     Embedding,
     EncoderLayer,
     FeedForward,
+    Sight,
     Transformer,
     count_parameters,
     sinusoids,
@@ -210,7 +213,8 @@ def test_dropout_with_a_key(where: str) -> None:
 def test_dropout_is_on_embeddings_and_on_what_every_sublayer_adds() -> None:
     """So many elements are left as they were: those dropped in all the places, which are apart."""
     config, key = tiny(dropout=0.5, norm="pre"), jax.random.key(0)
-    ids, mask = jnp.full((8, 16), 3), jnp.ones((1, 1, 16, 16), bool)
+    ids, mask = jnp.full((8, 16), 3), Mask()
+    sight = Sight(mask, jnp.arange(16)[None], None)
     x = jax.random.normal(key, (8, 16, 16))
 
     def unchanged(module: Any, before: Any, *arguments: Any, method: Any = None) -> float:
@@ -219,14 +223,14 @@ def test_dropout_is_on_embeddings_and_on_what_every_sublayer_adds() -> None:
         return float(np.mean((output if method else output[0]) == before))
 
     def decode(layer: DecoderLayer, x: Any, key: Any) -> Any:
-        return layer(x, layer.cross_attention.project(x), mask, mask, key)[0]
+        return layer(x, layer.cross_attention.project(x), sight, mask, key)[0]
 
     def embed(module: Embedding, ids: Any, key: Any) -> Any:
         return module(ids, None, key)
 
     # Five standard deviations of the mean of 2,048 coin tosses.
     assert abs(unchanged(Embedding(config, 11), 0.0, ids, method=embed) - 1 / 2) < 0.055
-    assert abs(unchanged(EncoderLayer(config), x, x, mask) - 1 / 4) < 0.05
+    assert abs(unchanged(EncoderLayer(config), x, x, sight) - 1 / 4) < 0.05
     assert abs(unchanged(DecoderLayer(config), x, x, method=decode) - 1 / 8) < 0.04
 
 
@@ -301,24 +305,6 @@ def test_empty_rows_are_finite_and_have_no_gradient(norm: Any) -> None:
     (total, _), grads = run(make_batch([(0, 4), (3, 5), (0, 0), (7, 6)]))
     assert jnp.isfinite(total)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
-
-
-def pack(batch: Batch, members: list[list[int]], width: int) -> Batch:
-    """Rows of several pairs each; `width` slots on both sides."""
-    shape = (len(members), width)
-    arrays = {name: np.zeros(shape, np.int32) for name in Batch._fields}
-    for row, pairs in enumerate(members):
-        ends = {"source": 0, "target": 0}
-        for number, pair in enumerate(pairs, start=1):
-            for side in ends:
-                kept = (batch.source if side == "source" else batch.target_out)[pair] > 0
-                slots = slice(ends[side], ends[side] + kept.sum())
-                for name in ("source",) if side == "source" else ("target_in", "target_out"):
-                    arrays[name][row, slots] = getattr(batch, name)[pair][kept]
-                arrays[f"{side}_segments"][row, slots] = number
-                arrays[f"{side}_positions"][row, slots] = np.arange(kept.sum())
-                ends[side] = slots.stop
-    return Batch(**arrays)
 
 
 def test_packed_is_unpacked() -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -15,6 +15,8 @@ import jax
 
 from transformer_jax import checkpoint, corpus, loop, parallel, run
 from transformer_jax import evaluate as scores
+from transformer_jax.attention import register_kind
+from transformer_jax.attention.kernels import load_function
 from transformer_jax.config import Config, to_json
 from transformer_jax.model import count_parameters
 from transformer_jax.options import Average, Evaluate, Inspect, Search, Train, Translate
@@ -26,6 +28,7 @@ from transformer_jax.translate import Translator
 
 def train(options: Train, config: Config) -> None:
     """Trains with a live display."""
+    _register(options.kind)
     parallel.cache_programs()
     with Terminal() as terminal:
         reporters: list[Reporter] = [terminal]
@@ -110,6 +113,7 @@ def average(options: Average) -> None:
 
 def inspect(options: Inspect, config: Config) -> None:
     """Prints the config and what training it takes; of a run first what needs no data."""
+    _register(options.kind)
     parallel.cache_programs()
     print(json.dumps(to_json(config), indent=1, ensure_ascii=False))
     known = run.load(options.run) if options.run else None
@@ -144,7 +148,19 @@ def _print_sizes(config: Config, tokenizers: Tokenizers) -> None:
     print(f"parameters  {count_parameters(config.model, *sizes):,}")
 
 
+def _register(kinds: Sequence[str]) -> None:
+    """Makes the kinds of attention known that the command line names."""
+    if kinds and "" not in sys.path:
+        sys.path.insert(0, "")  # a module in the current folder, as `python -m` finds it
+    for given in kinds:
+        label, equals, name = given.partition("=")
+        if not equals:
+            raise ValueError(f"--kind {given}: must be LABEL=MODULE:FUNCTION")
+        register_kind(label, load_function("--kind", name))
+
+
 def _translator(options: Search) -> Translator:
+    _register(options.kind)
     loaded = run.load(options.run)
     wanted = {"beam": options.beam, "penalty": options.penalty, "alpha": options.alpha}
     given = {name: value for name, value in wanted.items() if value is not None}

@@ -88,6 +88,31 @@ class _Section:
 
 
 @dataclass(frozen=True)
+class AttentionConfig(_Section):
+    """One of the model's three attentions: how a query weighs the keys."""
+
+    kind: str = "soft"
+    """Which keys count: soft (all, the paper's), local-m, local-p, hard, gumbel, latent, plain, or
+    the label of a kind of your own."""
+    score: Literal["scaled_dot", "dot", "general", "additive", "location"] = "scaled_dot"
+    """How well a query matches a key; scaled_dot is the paper's (section 3.2.1)."""
+    window: int | None = None
+    """Positions on each side of a window's centre (D), for the local kinds."""
+    layer: int | None = None
+    """The only decoder layer, from 0, of this kind, others being soft; None: every layer."""
+    entropy: float = 0.01
+    """Weight of the entropy bonus of hard attention."""
+
+
+_SENSELESS = {
+    "hard": "since it is trained in one layer of cross_attention",
+    "latent": "since its second weights need a whole sentence, as in cross_attention",
+    "local-p": "since a sentence's length is unknown while it is decoded",
+    "plain": "since it has no queries of its own",
+}
+
+
+@dataclass(frozen=True)
 class ModelConfig(_Section):
     """The Transformer's architecture (Vaswani et al. 2017, section 3). Defaults: the base model."""
 
@@ -99,6 +124,8 @@ class ModelConfig(_Section):
     """Width of the embeddings and of every sub-layer's output."""
     heads: int = 8
     """Attention heads; must divide d_model."""
+    kv_heads: int | None = None
+    """Heads of keys and values, shared by groups of query heads; must divide heads; None: heads."""
     d_ff: int = 2048
     """Width of the feed-forward's hidden layer."""
     max_length: int = 256
@@ -108,8 +135,8 @@ class ModelConfig(_Section):
     """Layer normalisation after each residual sum (the paper) or before each sub-layer."""
     norm_eps: float = 1e-6
     """Added to the variance in layer normalisation."""
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
-    """How positions are encoded (section 3.5)."""
+    positions: Literal["sinusoidal", "learned", "rotary", "alibi", "relative"] = "sinusoidal"
+    """How positions are encoded: added to embeddings (section 3.5), or within self-attention."""
     position_layout: Literal["interleaved", "halves"] = "interleaved"
     """Sine and cosine in alternating columns (the paper) or in two halves."""
     activation: Literal["relu", "gelu", "silu", "swiglu"] = "relu"
@@ -127,6 +154,12 @@ class ModelConfig(_Section):
     """The id that the decoder reads first; 1 is the tokenizer's begin symbol."""
     dropout: float = 0.1
     """Dropout on sub-layer outputs and on embeddings (section 5.4)."""
+    encoder_attention: AttentionConfig = AttentionConfig()
+    """The encoder's self-attention."""
+    decoder_attention: AttentionConfig = AttentionConfig()
+    """The decoder's self-attention."""
+    cross_attention: AttentionConfig = AttentionConfig()
+    """The decoder's attention over the memory."""
     attention_dropout: float = 0.0
     """Dropout on attention weights."""
     ffn_dropout: float = 0.0
@@ -144,11 +177,46 @@ class ModelConfig(_Section):
             "heads",
             f"a divisor of model.d_model={self.d_model}, such as {nearest}",
         )
-        even = self.positions == "learned" or self.d_model % 2 == 0
+        groups = self.kv_heads is None or (self.kv_heads > 0 and self.heads % self.kv_heads == 0)
+        self._require(groups, "kv_heads", f"a divisor of model.heads={self.heads}")
+        even = self.positions != "sinusoidal" or self.d_model % 2 == 0
         self._require(even, "d_model", "even for sinusoidal positions")
+        even = self.positions != "rotary" or self.head_size % 2 == 0
+        self._require(even, "d_model", f"an even multiple of model.heads={self.heads} for rotary")
         self._require(self.decoder_start_id >= 0, "decoder_start_id", "at least 0")
         self._require_rate("dropout", "attention_dropout", "ffn_dropout")
         self._require_positive("embedding_scale")
+        encoder, decoder = self.depths
+        self._validate_attention("encoder_attention", encoder, ("hard", "latent"))
+        self._validate_attention("decoder_attention", decoder, ("hard", "latent", "local-p"))
+        self._validate_attention("cross_attention", decoder, ("plain",))
+
+    def _validate_attention(self, name: str, depth: int, senseless: tuple[str, ...]) -> None:
+        """`senseless`: kinds that make no sense in this place."""
+        attention: AttentionConfig = getattr(self, name)
+
+        def require(ok: bool, field: str, want: str) -> None:
+            if not ok:
+                value = getattr(attention, field)
+                raise ValueError(f"model.{name}.{field}={value!r}: must be {want}")
+
+        kind, layer, window = attention.kind, attention.layer, attention.window
+        require(kind not in senseless, "kind", f"another kind, {_SENSELESS.get(kind)}")
+        local = kind in ("local-m", "local-p")
+        require(window is None or window > 0, "window", "at least 1")
+        require(not local or window is not None, "window", f"at least 1 for the kind {kind}")
+        require(local or window is None, "window", f"left out for the kind {kind}")
+        require(layer is None or 0 <= layer < depth, "layer", f"from 0 to {depth - 1}")
+        require(kind != "hard" or layer is not None, "layer", f"named (0 to {depth - 1}) for hard")
+        require(attention.entropy >= 0, "entropy", "at least 0")
+        hard = kind in ("hard", "gumbel")
+        if hard and self.attention_dropout:
+            self._require(False, "attention_dropout", f"0 with attention of kind {kind}")
+
+    @property
+    def head_size(self) -> int:
+        """Width of one head (H)."""
+        return self.d_model // self.heads
 
     @property
     def depths(self) -> tuple[int, int]:
@@ -339,6 +407,9 @@ class ExecutionConfig(_Section):
 
     executor: Literal["jit", "pmap"] = field(default="jit", metadata=_NOT_COMPARED)
     """What compiles the training step for several devices."""
+    kernel: str = field(default="auto", metadata=_NOT_COMPARED)
+    """What computes attention in training: auto, reference, blockwise, xla, cudnn, pallas, or a
+    function of yours, MODULE:FUNCTION."""
 
 
 @dataclass(frozen=True)
@@ -362,6 +433,11 @@ class Config(_Section):
             raise ValueError(
                 "model.tied='all': must be decoder or none where tokenizer.joint=False: "
                 "two vocabularies cannot share one matrix"
+            )
+        if self.model.cross_attention.kind == "hard" and self.data.packing:
+            raise ValueError(
+                "data.packing=True: must be false where model.cross_attention.kind='hard', "
+                "whose reward is that of one sentence a row"
             )
 
 

@@ -7,28 +7,42 @@ The only collection is "params". Dropout keys, caches and masks are arguments an
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from transformer_jax.attention import (
+    Attended,
+    Choices,
+    Kernel,
     KVCache,
+    Mask,
     MultiHeadAttention,
-    causal_mask,
+    RelativeBias,
+    alibi,
     padding_mask,
-    segment_mask,
 )
 from transformer_jax.config import ModelConfig
 from transformer_jax.dropout import dropout
-from transformer_jax.types import Batch, DecodeState, Key, Params
+from transformer_jax.types import Batch, DecodeState, Key, Params, Size
 
-Aux = dict[str, Array]
-"""What layers return beside their output: attention weights [B, N, T, S] by layer name."""
+Aux = dict[str, Any]
+"""What layers return beside their output, by the layer's name: attention weights [B, N, T, S] where
+the kernel has them, and under NAME/choices the `Choices` of sampled ones."""
+
+
+class Sight(NamedTuple):
+    """What self-attention is told beside the vectors."""
+
+    mask: Mask
+    positions: Int[Array, "#B T"]
+    bias: Float[Array, "#B N #T S"] | None
 
 
 def sinusoids(length: int, d_model: int, layout: str = "interleaved") -> np.ndarray:
@@ -57,8 +71,10 @@ class Embedding(nn.Module):
         if config.positions == "learned":
             shape = (config.max_length, width)
             self.table = self.param("positions", nn.initializers.normal(0.02), shape)
-        else:
+        elif config.positions == "sinusoidal":
             self.table = sinusoids(config.max_length, width, config.position_layout)
+        else:
+            self.table = None  # self-attention knows of positions instead
 
     def __call__(
         self, ids: Int[Array, "B T"], positions: Int[Array, "#B T"] | None, key: Key | None
@@ -71,7 +87,8 @@ class Embedding(nn.Module):
         dtype = jnp.dtype(config.dtype)
         scale = config.d_model**0.5 if config.embedding_scale is None else config.embedding_scale
         x = jnp.asarray(self.embedding, dtype)[ids] * jnp.asarray(scale, dtype)
-        x = x + jnp.asarray(self.table, dtype)[positions]
+        if self.table is not None:
+            x = x + jnp.asarray(self.table, dtype)[positions]
         return dropout(x, config.dropout, key)
 
 
@@ -108,37 +125,45 @@ class EncoderLayer(nn.Module):
     """Self-attention and feed-forward (section 3.1)."""
 
     config: ModelConfig
+    number: int = 0
+    kernel: str | Kernel = "auto"
 
     def setup(self) -> None:
-        self.self_attention = MultiHeadAttention(self.config)
+        place = ("encoder_attention", self.number, self.kernel)
+        self.self_attention = MultiHeadAttention(self.config, *place)
         self.self_attention_norm = _layer_norm(self.config)
         self.ffn = FeedForward(self.config)
         self.ffn_norm = _layer_norm(self.config)
 
     def __call__(
-        self, x: Float[Array, "B S D"], mask: Bool[Array, "#B #N #S S"], key: Key | None
+        self, x: Float[Array, "B S D"], sight: Sight, key: Key | None
     ) -> tuple[Float[Array, "B S D"], Aux]:
         keys = _split(key, 4)
+        mask, positions, bias = sight
 
-        def self_attention(y: Array) -> tuple[Array, Array | None]:
-            return self.self_attention(y, self.self_attention.project(y), mask, keys[0])
+        def self_attention(y: Array) -> tuple[Array, Attended]:
+            seen = self.self_attention.project(y, positions)
+            return self.self_attention(y, seen, mask, keys[0], bias=bias, positions=positions)
 
-        x, weights = _residual(self.config, self.self_attention_norm, self_attention, x, keys[1])
+        x, own = _residual(self.config, self.self_attention_norm, self_attention, x, keys[1])
         x, _ = _residual(
             self.config, self.ffn_norm, lambda y: (self.ffn(y, keys[2]), None), x, keys[3]
         )
-        return x, _named(self_attention=weights)
+        return x, _named(self_attention=own)
 
 
 class DecoderLayer(nn.Module):
     """Causal self-attention, attention over the memory, and feed-forward (section 3.1)."""
 
     config: ModelConfig
+    number: int = 0
+    kernel: str | Kernel = "auto"
 
     def setup(self) -> None:
-        self.self_attention = MultiHeadAttention(self.config)
+        place = (self.number, self.kernel)
+        self.self_attention = MultiHeadAttention(self.config, "decoder_attention", *place)
         self.self_attention_norm = _layer_norm(self.config)
-        self.cross_attention = MultiHeadAttention(self.config)
+        self.cross_attention = MultiHeadAttention(self.config, "cross_attention", *place)
         self.cross_attention_norm = _layer_norm(self.config)
         self.ffn = FeedForward(self.config)
         self.ffn_norm = _layer_norm(self.config)
@@ -147,8 +172,8 @@ class DecoderLayer(nn.Module):
         self,
         x: Float[Array, "R T D"],
         memory: KVCache,
-        self_mask: Bool[Array, "#R #N T U"],
-        cross_mask: Bool[Array, "#B #N #Q S"],
+        sight: Sight,
+        cross_mask: Mask,
         key: Key | None = None,
         cache: tuple[KVCache, Int[Array, ""]] | None = None,
     ) -> tuple[Float[Array, "R T D"], KVCache, Aux]:
@@ -158,19 +183,22 @@ class DecoderLayer(nn.Module):
         those too. Returns the output, the keys and values of self-attention, and the weights.
         """
         keys = _split(key, 6)
+        mask, positions, bias = sight
 
-        def self_attention(y: Array) -> tuple[Array, tuple[KVCache, Array | None]]:
-            seen = self.self_attention.project(y)
+        def self_attention(y: Array) -> tuple[Array, tuple[KVCache, Attended]]:
+            seen = self.self_attention.project(y, positions)
             if cache is not None:
                 seen = cache[0].put(seen, cache[1])
-            y, weights = self.self_attention(y, seen, self_mask, keys[0])
-            return y, (seen, weights)
+            y, attended = self.self_attention(
+                y, seen, mask, keys[0], bias=bias, positions=positions
+            )
+            return y, (seen, attended)
 
-        def cross_attention(y: Array) -> tuple[Array, Array | None]:
+        def cross_attention(y: Array) -> tuple[Array, Attended]:
             # The beams of a sentence are so many query positions: its memory is never copied.
             queries = y.reshape(memory.key.shape[0], -1, y.shape[-1])
-            attended, weights = self.cross_attention(queries, memory, cross_mask, keys[2])
-            return attended.reshape(y.shape), weights
+            joined, attended = self.cross_attention(queries, memory, cross_mask, keys[2])
+            return joined.reshape(y.shape), attended
 
         config = self.config
         x, (seen, own) = _residual(config, self.self_attention_norm, self_attention, x, keys[1])
@@ -183,19 +211,24 @@ class Encoder(nn.Module):
     """N encoder layers; pre-norm adds a last normalisation."""
 
     config: ModelConfig
+    kernel: str | Kernel = "auto"
 
     def setup(self) -> None:
-        self.layers = [EncoderLayer(self.config) for _ in range(self.config.depths[0])]
-        if self.config.norm == "pre":
-            self.norm = _layer_norm(self.config)
+        config, kernel = self.config, self.kernel
+        self.layers = [EncoderLayer(config, i, kernel) for i in range(config.depths[0])]
+        if config.norm == "pre":
+            self.norm = _layer_norm(config)
+        if config.positions == "relative":
+            self.bias = RelativeBias(config.heads, both_sides=True)
 
     def __call__(
-        self, x: Float[Array, "B S D"], mask: Bool[Array, "#B #N #S S"], key: Key | None
+        self, x: Float[Array, "B S D"], mask: Mask, key: Key | None
     ) -> tuple[Float[Array, "B S D"], Aux]:
         keys = _split(key, len(self.layers))
+        sight = _look(self, mask, x.shape[1], x.shape[1])
         aux: Aux = {}
         for i, layer in enumerate(self.layers):
-            x, more = layer(x, mask, keys[i])
+            x, more = layer(x, sight, keys[i])
             aux |= {f"encoder/{i}/{name}": weights for name, weights in more.items()}
         return self.norm(x) if self.config.norm == "pre" else x, aux
 
@@ -204,11 +237,15 @@ class Decoder(nn.Module):
     """M decoder layers; pre-norm adds a last normalisation."""
 
     config: ModelConfig
+    kernel: str | Kernel = "auto"
 
     def setup(self) -> None:
-        self.layers = [DecoderLayer(self.config) for _ in range(self.config.depths[1])]
-        if self.config.norm == "pre":
-            self.norm = _layer_norm(self.config)
+        config, kernel = self.config, self.kernel
+        self.layers = [DecoderLayer(config, i, kernel) for i in range(config.depths[1])]
+        if config.norm == "pre":
+            self.norm = _layer_norm(config)
+        if config.positions == "relative":
+            self.bias = RelativeBias(config.heads, both_sides=False)
 
     def project(self, memory: Float[Array, "B S D"]) -> list[KVCache]:
         """Keys and values of the memory for each layer's cross-attention."""
@@ -218,19 +255,21 @@ class Decoder(nn.Module):
         self,
         x: Float[Array, "R T D"],
         memory: list[KVCache],
-        self_mask: Bool[Array, "#R #N T U"],
-        cross_mask: Bool[Array, "#B #N #Q S"],
+        self_mask: Mask,
+        cross_mask: Mask,
         key: Key | None = None,
         caches: list[KVCache] | None = None,
         index: Int[Array, ""] | None = None,
     ) -> tuple[Float[Array, "R T D"], list[KVCache], Aux]:
         """As `DecoderLayer`, with one memory and one cache a layer."""
         keys = _split(key, len(self.layers))
+        length = x.shape[1] if caches is None else caches[0].key.shape[2]
+        sight = _look(self, self_mask, x.shape[1], length)
         aux: Aux = {}
         seen: list[KVCache] = []
         for i, layer in enumerate(self.layers):
             cache = None if caches is None or index is None else (caches[i], index)
-            x, new, more = layer(x, memory[i], self_mask, cross_mask, keys[i], cache)
+            x, new, more = layer(x, memory[i], sight, cross_mask, keys[i], cache)
             seen.append(new)
             aux |= {f"decoder/{i}/{name}": weights for name, weights in more.items()}
         return self.norm(x) if self.config.norm == "pre" else x, seen, aux
@@ -242,6 +281,7 @@ class Transformer(nn.Module):
     config: ModelConfig
     source_vocabulary: int
     target_vocabulary: int
+    kernel: str | Kernel = "auto"
 
     def setup(self) -> None:
         config = self.config
@@ -255,8 +295,8 @@ class Transformer(nn.Module):
             self.source_embedding = self.target_embedding
         else:
             self.source_embedding = Embedding(config, self.source_vocabulary)
-        self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
+        self.encoder = Encoder(config, self.kernel)
+        self.decoder = Decoder(config, self.kernel)
         if config.decoder_start_id >= self.target_vocabulary:
             raise ValueError(
                 f"model.decoder_start_id={config.decoder_start_id}: must be below the target's "
@@ -274,12 +314,12 @@ class Transformer(nn.Module):
         memory, encoder_aux = self.encode(
             batch.source, batch.source_segments, batch.source_positions, key=encoder_key
         )
-        self_mask = causal_mask(batch.target_in.shape[1])
-        if batch.target_segments is None or batch.source_segments is None:
-            cross_mask = padding_mask(batch.source)
+        if batch.target_segments is None:
+            self_mask, cross_mask = Mask(causal=True), padding_mask(batch.source)
         else:
-            self_mask &= segment_mask(batch.target_segments, batch.target_segments)
-            cross_mask = segment_mask(batch.target_segments, batch.source_segments)
+            own = batch.target_segments, batch.target_positions
+            self_mask = Mask(*own, *own, causal=True)
+            cross_mask = Mask(*own, batch.source_segments, batch.source_positions, aligned=False)
         embedding_key, layers_key = _split(decoder_key, 2)
         x = self.target_embedding(batch.target_in, batch.target_positions, embedding_key)
         x, _, decoder_aux = self.decoder(
@@ -296,7 +336,8 @@ class Transformer(nn.Module):
         key: Key | None = None,
     ) -> tuple[Float[Array, "B S D"], Aux]:
         """The memory: one vector for each source position."""
-        mask = padding_mask(source) if segments is None else segment_mask(segments, segments)
+        own = segments, positions
+        mask = padding_mask(source) if segments is None else Mask(*own, *own)
         embedding_key, layers_key = _split(key, 2)
         x = self.source_embedding(source, positions, embedding_key)
         return self.encoder(x, mask, layers_key)
@@ -316,7 +357,10 @@ class Transformer(nn.Module):
         config = self.config
         _check_length(config, length)
         memory, _ = self.encode(source)
-        shape = (source.shape[0], beams, config.heads, length, config.d_model // config.heads)
+        heads = config.kv_heads or config.heads
+        if config.decoder_attention.kind == "plain":
+            heads = config.heads
+        shape = (source.shape[0], beams, heads, length, config.head_size)
         empty = jnp.zeros(shape, jnp.dtype(config.dtype))
         caches = [KVCache(empty, empty) for _ in range(config.depths[1])]
         return DecodeState((self.decoder.project(memory), padding_mask(source)), caches)
@@ -326,10 +370,11 @@ class Transformer(nn.Module):
     ) -> tuple[Float[Array, "B K V"], DecodeState, Aux]:
         """Logits of the next id after `ids`, the ids at position `index` of each hypothesis."""
         (memory, cross_mask), (sentences, beams) = state.memory, ids.shape
+        cross_mask = replace(cross_mask, query_positions=jnp.full((1, beams), index))
         caches = jax.tree.map(lambda c: c.reshape(-1, *c.shape[2:]), state.beams)
-        length = caches[0].key.shape[2]
-        self_mask = (jnp.arange(length) <= index)[None, None, None, :]
-        x = self.target_embedding(ids.reshape(-1, 1), jnp.reshape(index, (1, 1)), None)
+        here = jnp.reshape(index, (1, 1))
+        self_mask = Mask(query_positions=here, causal=True, aligned=False)
+        x = self.target_embedding(ids.reshape(-1, 1), here, None)
         x, caches, aux = self.decoder(x, memory, self_mask, cross_mask, caches=caches, index=index)
         caches = jax.tree.map(lambda c: c.reshape(sentences, beams, *c.shape[1:]), caches)
         logits = self.logits(x[:, 0]).reshape(sentences, beams, -1)
@@ -343,22 +388,9 @@ def abstract_params(model: Transformer) -> Params:
 
 
 def count_parameters(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> int:
-    """The number of parameters, by formula."""
-    d, f = config.d_model, config.d_ff
-    bias = int(config.bias)
-    attention = 4 * (d * d + bias * d)
-    gates = 2 if config.activation == "swiglu" else 1
-    ffn = gates * (d * f + bias * f) + f * d + bias * d
-    norm = 2 * d
-    encoder, decoder = config.depths
-    total = encoder * (attention + ffn + 2 * norm) + decoder * (2 * attention + ffn + 3 * norm)
-    total += 2 * norm if config.norm == "pre" else 0
-    embeddings = [] if config.tied == "all" else [source_vocabulary]
-    positions = config.max_length if config.positions == "learned" else 0
-    for vocabulary in [*embeddings, target_vocabulary]:
-        total += (vocabulary + positions) * d
-    total += target_vocabulary * d if config.tied == "none" else 0
-    return total + (target_vocabulary if config.output_bias else 0)
+    """The number of parameters of a model."""
+    tree = abstract_params(Transformer(config, source_vocabulary, target_vocabulary))
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def _layer_norm(config: ModelConfig) -> nn.LayerNorm:
@@ -391,5 +423,23 @@ def _check_length(config: ModelConfig, length: Any) -> None:
         raise ValueError(f"length={length}: must be at most model.max_length={config.max_length}")
 
 
-def _named(**weights: Array | None) -> Aux:
-    return {name: array for name, array in weights.items() if array is not None}
+def _look(stack: Encoder | Decoder, mask: Mask, queries: Size, keys: Size) -> Sight:
+    """What a stack's self-attention is told; all its layers share the bias of positions."""
+    row, column = mask.positions(queries, keys)
+    config, bias = stack.config, None
+    if config.positions == "alibi":
+        bias = alibi(row, column, config.heads)
+    elif config.positions == "relative":
+        bias = stack.bias(row, column)
+    return Sight(mask, row, bias)
+
+
+def _named(**attended: Attended) -> Aux:
+    weights = {name: a.weights for name, a in attended.items()}
+    choices = {f"{name}/choices": a.choices for name, a in attended.items()}
+    return {name: found for name, found in (weights | choices).items() if found is not None}
+
+
+def choices_of(aux: Any) -> list[Choices]:
+    """The choices that layers have sampled."""
+    return [found for found in aux.values() if isinstance(found, Choices)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from tyro.conf import arg
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,12 +22,14 @@ class Train:
     """Folder of the run; the same command given again continues it."""
     restart: bool = False
     """Begin anew; the folder must be missing or empty."""
-    init_from: Path | None = None
+    init_from: Annotated[Path | None, arg(metavar="RUN")] = None
     """A run whose weights and tokenizer to begin with."""
     profile: int = 0
     """Trace so many steps into the run's folder "profile"."""
     tensorboard: bool = False
     """Write TensorBoard events into the run's folder "tensorboard"."""
+    kind: Annotated[tuple[str, ...], arg(metavar="LABEL=M:F")] = ()
+    """Your own kinds of attention: LABEL=MODULE:FUNCTION."""
     debug: bool = False
     """Show the traceback of an error."""
 
@@ -36,14 +40,16 @@ class Search:
 
     run: Path
     """Folder of the run."""
-    step: int | None = None
-    """Checkpoint to use; default: the best one."""
-    beam: int | None = None
+    step: Annotated[int | None, arg(metavar="N")] = None
+    """Checkpoint; default: the best one."""
+    beam: Annotated[int | None, arg(metavar="N")] = None
     """Hypotheses kept; 1: greedy."""
-    penalty: Literal["gnmt", "power"] | None = None
+    penalty: Annotated[Literal["gnmt", "power"] | None, arg(metavar="gnmt|power")] = None
     """Length penalty: ((5 + L) / 6)^alpha, or L^alpha."""
-    alpha: float | None = None
+    alpha: Annotated[float | None, arg(metavar="X")] = None
     """Exponent of the length normalisation."""
+    kind: Annotated[tuple[str, ...], arg(metavar="LABEL=M:F")] = ()
+    """The run's own kinds of attention: LABEL=MODULE:FUNCTION."""
     debug: bool = False
     """Show the traceback of an error."""
 
@@ -68,12 +74,12 @@ class Evaluate(Search):
     transformer-jax evaluate --run=runs/quickstart --data grammar:test
     """
 
-    data: tuple[str, ...] = ()
+    data: Annotated[tuple[str, ...], arg(metavar="CORPUS")] = ()
     """Corpora as in the config; default: those of the run."""
-    language: str | None = None
+    language: Annotated[str | None, arg(metavar="CODE")] = None
     """Such as de: adds lower-cased, tokenised BLEU."""
     show: int = 0
-    """Show so many of each corpus' translations."""
+    """Show so many translations of each."""
     json: bool = False
     """Print the scores as JSON."""
 
@@ -106,6 +112,8 @@ class Inspect:
 
     run: Path | None = None
     """Folder of a run; without it the config is inspected."""
+    kind: Annotated[tuple[str, ...], arg(metavar="LABEL=M:F")] = ()
+    """Your own kinds of attention: LABEL=MODULE:FUNCTION."""
     debug: bool = False
     """Show the traceback of an error."""
 

@@ -8,14 +8,15 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
 
 from transformer_jax import corpus, data, parallel, tokenizer
 from transformer_jax.config import Config
-from transformer_jax.loss import token_loss
-from transformer_jax.model import Transformer
+from transformer_jax.loss import reinforce, token_loss, token_losses
+from transformer_jax.model import Transformer, choices_of
 from transformer_jax.optim import make_optimizer
 from transformer_jax.run import Run
 from transformer_jax.step import Metrics, TrainState, init_state, train_step
@@ -82,17 +83,30 @@ def prepare(config: Config, known: Run | None = None) -> Setup:
         devices=mesh.devices.size * config.optimizer.accumulate,
         process=(jax.process_index(), jax.process_count()),
     )
-    model = Transformer(config.model, tokenizers.source.size, tokenizers.target.size)
+    sizes = tokenizers.source.size, tokenizers.target.size
+    model = Transformer(config.model, *sizes, config.execution.kernel)
     optimizer = make_optimizer(config.optimizer, config.model.d_model)
     return Setup(config, tokenizers, examples, dev, loader, model, optimizer, mesh)
 
 
 def loss_fn(model: Transformer, smoothing: float) -> Callable[..., Any]:
-    """The model's loss as the steps want it: (params, batch, key) -> (sum, count)."""
+    """The model's loss as the steps want it: (params, batch, key) -> (sum, count).
 
-    def loss(params: Params, batch: Batch, key: Key | None) -> Any:
-        logits, _ = model.apply({"params": params}, batch, key)
-        return token_loss(logits, batch.target_out, smoothing)
+    Of a model with sampled choices, which learn from the running mean of their reward, there is a
+    fourth argument, `TrainState.extra`.
+    """
+
+    def loss(params: Params, batch: Batch, key: Key | None, extra: Params | None = None) -> Any:
+        logits, aux = model.apply({"params": params}, batch, key)
+        total, count = token_loss(logits, batch.target_out, smoothing)
+        if not extra:
+            return total, count
+        reward = -token_losses(logits, batch.target_out)
+        ahead = model.config.cross_attention.layer != model.config.depths[1] - 1
+        for found in choices_of(aux):
+            real = batch.target_out > 0
+            total += reinforce(*found, reward, extra["reward"], real, ahead=ahead)
+        return total, (count, {"reward": jnp.sum(reward)})
 
     return loss
 
@@ -102,7 +116,9 @@ def init_fn(setup: Setup) -> Callable[[Key, Batch], TrainState]:
 
     def init(key: Key, batch: Batch) -> TrainState:
         params: Any = setup.model.init(key, batch)["params"]
-        return init_state(params, setup.optimizer, setup.config.optimizer.ema)
+        hard = setup.config.model.cross_attention.kind == "hard"
+        extra = {"reward": jnp.zeros(())} if hard else {}
+        return init_state(params, setup.optimizer, setup.config.optimizer.ema, extra)
 
     return init
 

@@ -143,6 +143,9 @@ def load(folder: Path) -> Run:
         config = from_json(stored["config"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    if ":" in config.execution.kernel:  # code is named on the command line, never by a file
+        execution = dataclasses.replace(config.execution, kernel="auto")
+        config = dataclasses.replace(config, execution=execution)
     match stored.get("tokenizers"):
         case [str(), str()] as digests:
             tokenizers = tokenizer.load(folder, digests)

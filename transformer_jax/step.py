@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,17 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.types import Batch, Key, Params
 
-LossFn = Callable[[Params, Batch, Key | None], tuple[Float[Array, ""], Int[Array, ""]]]
-"""(params, batch, dropout key) -> (sum of the tokens' losses, number of tokens)."""
+LossFn = Callable[..., tuple[Float[Array, ""], Any]]
+"""(params, batch, dropout key) -> (sum of the tokens' losses, number of tokens).
+
+With something in `TrainState.extra`, which is then a fourth argument: (sum, (number of tokens, sums
+over them of what `extra` follows))."""
 
 Metrics = dict[str, Array]
+
+
+_DECAY = 0.9
+"""Of the running means in `TrainState.extra` (Xu et al. 2015, section 4.1)."""
 
 
 class TrainState(NamedTuple):
@@ -25,7 +33,7 @@ class TrainState(NamedTuple):
     params: Params
     opt_state: optax.OptState
     ema: Params | None  # moving average of params, if kept
-    extra: Params  # what layers remember beside their parameters
+    extra: Params  # running means a token of what the loss follows, such as a baseline
 
     @property
     def weights(self) -> Params:
@@ -34,17 +42,21 @@ class TrainState(NamedTuple):
 
 
 def init_state(
-    params: Params, optimizer: optax.GradientTransformation, ema: float | None = None
+    params: Params,
+    optimizer: optax.GradientTransformation,
+    ema: float | None = None,
+    extra: Params | None = None,
 ) -> TrainState:
     """The state before the first update."""
     average = None if ema is None else jax.tree.map(jnp.copy, params)
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), average, {})
+    step = jnp.zeros((), jnp.int32)
+    return TrainState(step, params, optimizer.init(params), average, extra or {})
 
 
 def gradients(
     params: Params, batch: Batch, key: Key | None, *, loss: LossFn, accumulate: int = 1
-) -> tuple[Params, Float[Array, ""], Int[Array, ""]]:
-    """Gradient of the summed loss, that sum, and the number of tokens.
+) -> tuple[Params, Float[Array, ""], Any]:
+    """Gradient of the summed loss, that sum, and what the loss counts beside it.
 
     With `accumulate` above 1 the rows are computed in so many pieces, one after the other; piece i
     holds every `accumulate`-th row, so that each device keeps its rows. ValueError: the rows do not
@@ -52,8 +64,8 @@ def gradients(
     """
     grad = jax.value_and_grad(loss, has_aux=True)
     if accumulate == 1:
-        (total, count), gradient = grad(params, batch, key)
-        return gradient, total, count
+        (total, counts), gradient = grad(params, batch, key)
+        return gradient, total, counts
 
     rows = batch.source.shape[0]
     if rows % accumulate:
@@ -64,13 +76,14 @@ def gradients(
     def piece(carry: tuple, indexed: tuple[Array, Batch]) -> tuple[tuple, None]:
         index, rows = indexed
         subkey = None if key is None else jax.random.fold_in(key, index)
-        (total, count), gradient = grad(params, rows, subkey)
-        return jax.tree.map(jnp.add, carry, (gradient, total, count)), None
+        (total, counts), gradient = grad(params, rows, subkey)
+        return jax.tree.map(jnp.add, carry, (gradient, total, counts)), None
 
     pieces = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch)
-    zeros = (jax.tree.map(jnp.zeros_like, params), jnp.zeros(()), jnp.zeros((), jnp.int32))
-    (gradient, total, count), _ = jax.lax.scan(piece, zeros, (jnp.arange(accumulate), pieces))
-    return gradient, total, count
+    (total, counts), _ = jax.eval_shape(grad, params, jax.tree.map(lambda x: x[0], pieces), key)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (params, total, counts))
+    summed, _ = jax.lax.scan(piece, zeros, (jnp.arange(accumulate), pieces))
+    return summed
 
 
 def train_step(
@@ -90,8 +103,11 @@ def train_step(
     each sees its own rows only. Metrics: loss (nats a token, with smoothing), tokens, grad_norm.
     """
     key = jax.random.fold_in(key, state.step)
+    if state.extra:
+        loss = partial(_with_extra, loss, state.extra)
     summed = reduce(gradients(state.params, batch, key, loss=loss, accumulate=accumulate))
-    gradient, total, count = summed
+    gradient, total, counts = summed
+    count, sums = counts if state.extra else (counts, {})
     tokens = jnp.maximum(count, 1).astype(jnp.float32)
     gradient = jax.tree.map(lambda g: g / tokens, gradient)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
@@ -102,9 +118,16 @@ def train_step(
         step = state.step.astype(jnp.float32)
         decay = jnp.minimum(ema, (1 + step) / (10 + step))
         average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, params)
-    state = TrainState(state.step + 1, params, opt_state, average, state.extra)
+    # Young means follow sooner: decay 0.1, 2/11, ... at first.
+    decay = jnp.minimum(_DECAY, (1 + state.step) / (10 + state.step))
+    extra = jax.tree.map(lambda m, s: decay * m + (1 - decay) * s / tokens, state.extra, sums)
+    state = TrainState(state.step + 1, params, opt_state, average, extra)
     metrics = {"loss": total / tokens, "tokens": count, "grad_norm": optax.tree.norm(gradient)}
     return state, metrics
+
+
+def _with_extra(loss: LossFn, extra: Params, params: Params, batch: Batch, key: Key | None) -> Any:
+    return loss(params, batch, key, extra)
 
 
 def eval_step(

@@ -18,6 +18,9 @@ Params = dict[str, Any]
 Key = jax.Array
 """A typed PRNG key (`jax.random.key`)."""
 
+Size = Any
+"""A number of elements: an int, or a symbolic dimension of `jax.export`."""
+
 HostOrDeviceArray = Any
 """A NumPy array on the host or a `jax.Array` on devices (the same batch is both in its life)."""
 

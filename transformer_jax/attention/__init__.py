@@ -1,16 +1,38 @@
-"""Attention: masks, kernels behind `attend`, and the multi-head layer."""
+"""Attention: scores, kinds, masks, positions, kernels behind `attend`, and the multi-head layer."""
 
-from transformer_jax.attention.kernels import Kernel, attend, reference
-from transformer_jax.attention.masks import causal_mask, padding_mask, segment_mask
+from transformer_jax.attention.kernels import Kernel, attend
+from transformer_jax.attention.kinds import (
+    gumbel_attention,
+    hard_attention,
+    latent_attention,
+    local_m_attention,
+    local_p_attention,
+    plain_self_attention,
+    soft_attention,
+)
+from transformer_jax.attention.layer_kinds import Attended, Choices, Given, register_kind
+from transformer_jax.attention.masks import Mask, padding_mask
 from transformer_jax.attention.multi_head import KVCache, MultiHeadAttention
+from transformer_jax.attention.positions import RelativeBias, alibi
 
 __all__ = [
+    "Attended",
+    "Choices",
+    "Given",
     "KVCache",
     "Kernel",
+    "Mask",
     "MultiHeadAttention",
+    "RelativeBias",
+    "alibi",
     "attend",
-    "causal_mask",
+    "gumbel_attention",
+    "hard_attention",
+    "latent_attention",
+    "local_m_attention",
+    "local_p_attention",
     "padding_mask",
-    "reference",
-    "segment_mask",
+    "plain_self_attention",
+    "register_kind",
+    "soft_attention",
 ]

@@ -1,4 +1,4 @@
-"""The one door to attention, `attend`, and the kernels behind it.
+"""The one door to attention, `attend`, and the choice of the kernel behind it.
 
 Heads stand before length, [B, N, T, H]: on a CPU the products then run on contiguous matrices and
 are up to four times faster than with length before heads.
@@ -6,53 +6,119 @@ are up to four times faster than with length before heads.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from transformer_jax.attention import vendor
+from transformer_jax.attention.blockwise import blockwise
+from transformer_jax.attention.kinds import masked_softmax, weighted_sum
+from transformer_jax.attention.masks import Mask, dense_mask
+from transformer_jax.attention.scores import scaled_dot
+from transformer_jax.config import did_you_mean
+from transformer_jax.types import Size
+
 Dropout = Callable[[Array], Array]
 """Applied to the attention weights [B, N, T, S] in training."""
 
+AnyMask = Mask | Bool[Array, "#B #N #T S"] | None
 
-Kernel = Callable[[Array, Array, Array, Array | None, Dropout | None], tuple[Array, Array | None]]
-"""(query, key, value, mask, dropout) -> (output, weights or None where it has none)."""
+Kernel = Callable[..., tuple[Array, Array | None]]
+"""(query, key, value, mask, *, bias, dropout) -> (output, weights or None where it has none)."""
 
 
 def reference(
     query: Float[Array, "B N T H"],
-    key: Float[Array, "B N S H"],
-    value: Float[Array, "B N S H"],
-    mask: Bool[Array, "#B #N #T S"] | None,
+    key: Float[Array, "B G S H"],
+    value: Float[Array, "B G S H"],
+    mask: AnyMask = None,
+    *,
+    bias: Float[Array, "#B #N #T S"] | None = None,
     dropout: Dropout | None = None,
 ) -> tuple[Float[Array, "B N T H"], Float[Array, "B N T S"]]:
-    """softmax(Q Kᵀ / √H) V and the softmax, which is computed in float32 (section 3.2.1, eq. 1).
+    """softmax(Q Kᵀ / √H + bias) V and the softmax, which is computed in float32 (section 3.2.1).
 
-    A query that may see no key gets weights and output 0.
+    Has everything: weights, bias, dropout. A query that may see no key gets weights and output 0.
     """
-    scores = jnp.einsum("bnth,bnsh->bnts", query, key, preferred_element_type=jnp.float32)
-    scores = scores * query.shape[-1] ** -0.5
-    if mask is None:
-        weights = jax.nn.softmax(scores)
-    else:
-        weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(scores.dtype).min))
-        weights = jnp.where(jnp.any(mask, axis=-1, keepdims=True), weights, 0)
-    used = weights if dropout is None else dropout(weights)
-    return jnp.einsum("bnts,bnsh->bnth", used.astype(value.dtype), value), weights
+    group = query.shape[1] // key.shape[1]
+    key, value = (jnp.repeat(x, group, axis=1) if group > 1 else x for x in (key, value))
+    scores = scaled_dot(query, key)
+    scores = scores if bias is None else scores + bias.astype(scores.dtype)
+    weights = masked_softmax(scores, dense_mask(mask, query.shape[2], key.shape[2]))
+    return weighted_sum(weights if dropout is None else dropout(weights), value), weights
+
+
+KERNELS: dict[str, Kernel] = {
+    "reference": reference,
+    "blockwise": blockwise,
+    "xla": vendor.xla,
+    "cudnn": vendor.cudnn,
+    "pallas": vendor.pallas,
+}
+
+
+def find_kernel(name: str) -> Kernel:
+    """A kernel by its name, or a function of yours by MODULE:FUNCTION. ValueError: no such one."""
+    if ":" not in name:
+        if name not in KERNELS:
+            raise ValueError(f"kernel {name!r}: unknown{did_you_mean(name, ['auto', *KERNELS])}")
+        return KERNELS[name]
+    return load_function("kernel", name)
+
+
+def load_function(what: str, name: str) -> Callable[..., Any]:
+    """The function MODULE:FUNCTION, which a user has named; ValueError: there is none."""
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{what} {name!r}: cannot be imported: {error}") from error
+    if not callable(found):
+        raise ValueError(f"{what} {name!r}: is not a function")
+    return found
 
 
 def attend(
     query: Float[Array, "B N T H"],
-    key: Float[Array, "B N S H"],
-    value: Float[Array, "B N S H"],
-    mask: Bool[Array, "#B #N #T S"] | None,
+    key: Float[Array, "B G S H"],
+    value: Float[Array, "B G S H"],
+    mask: AnyMask = None,
     *,
-    kernel: Kernel = reference,
+    bias: Float[Array, "#B #N #T S"] | None = None,
+    kernel: str | Kernel = "auto",
     dropout: Dropout | None = None,
 ) -> tuple[Float[Array, "B N T H"], Array | None]:
     """Each query's mean of the values, weighted by how its query matches their keys.
 
-    Returns the output and the kernel's weights [B, N, T, S] before dropout, if it computes them.
+    Each of the G heads of keys and values serves N / G heads of queries. Returns the output and
+    the weights [B, N, T, S] before dropout, which only the kernel "reference" computes. ValueError:
+    an unknown kernel, one asked for what it cannot do, or heads that do not divide.
     """
-    return kernel(query, key, value, mask, dropout)
+    heads, shared = query.shape[1], key.shape[1]
+    if heads % shared:
+        raise ValueError(f"{heads} query heads: must be a multiple of the {shared} key heads")
+    if kernel == "auto":
+        kernel = choose(query.shape, key.shape, plain=bias is None and dropout is None)
+    run = find_kernel(kernel) if isinstance(kernel, str) else kernel
+    output, weights = run(query, key, value, mask, bias=bias, dropout=dropout)
+    if output.shape != query.shape:
+        raise ValueError(f"kernel {kernel}: must return {query.shape}, not {output.shape}")
+    return output, weights
+
+
+def choose(query: tuple[Size, ...], key: tuple[Size, ...], *, plain: bool) -> str:
+    """The fastest kernel for these shapes on this platform. plain: neither bias nor dropout."""
+    if not plain or not isinstance(query[2], int) or not isinstance(key[2], int):
+        return "reference"
+    if jax.default_backend() != "cpu":
+        return "xla"
+    return "blockwise" if query[2] * key[2] >= CROSSING else "reference"
+
+
+CROSSING = 512 * 512
+"""Queries times keys from which `blockwise` is taken on a CPU: on two cores in float32 `reference`
+is the faster at 256 × 256, `blockwise` at 1,024 × 1,024, forward and backward."""

@@ -1,25 +1,88 @@
-"""Masks say which keys a query may see: True where it may, broadcastable to [B, N, T, S]."""
+"""Masks say which keys a query may see: as a rule, which kernels apply block by block, or dense.
+
+A dense mask is True where a query may see a key, and broadcasts to [B, N, T, S].
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from transformer_jax.types import HostOrDeviceArray, Size
 
-def padding_mask(ids: Int[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["query_segments", "query_positions", "key_segments", "key_positions"],
+    meta_fields=["causal", "window", "aligned"],
+)
+@dataclass(frozen=True)
+class Mask:
+    """A query sees the keys of its segment, not after it if `causal`, not further than `window`.
+
+    Segments number the sentences of a row from 1, and 0 is padding, which no query sees; None: all
+    are of one sentence. Positions count from 0 in each sentence; None: along the row. `aligned`:
+    equal positions of a sentence stand at equal indices of queries and keys, so that a kernel can
+    skip what `causal` and `window` hide without looking at it.
+    """
+
+    query_segments: HostOrDeviceArray | None = None  # [B or 1, T] int32
+    query_positions: HostOrDeviceArray | None = None  # [B or 1, T] int32
+    key_segments: HostOrDeviceArray | None = None  # [B or 1, S] int32
+    key_positions: HostOrDeviceArray | None = None  # [B or 1, S] int32
+    causal: bool = False
+    window: int | None = None
+    aligned: bool = True
+
+    def windowed(self, window: int) -> Mask:
+        """The same, and no further than `window` positions from the query."""
+        return replace(self, window=window)
+
+    def among_keys(self) -> Mask:
+        """Which keys the keys would see as queries: those of their segment."""
+        return Mask(key_segments=self.key_segments, query_segments=self.key_segments)
+
+    def positions(self, queries: Size, keys: Size) -> tuple[Int[Array, "#B T"], Int[Array, "#B S"]]:
+        """The positions of so many queries and keys."""
+        row, column = self.query_positions, self.key_positions
+        row = jnp.arange(queries)[None] if row is None else row
+        return row, jnp.arange(keys)[None] if column is None else column
+
+    def dense(self, queries: Size, keys: Size) -> Bool[Array, "#B 1 #T S"]:
+        """The mask of so many queries and keys as booleans."""
+        row, column = self.positions(queries, keys)
+        ahead = column[:, None, :] - row[:, :, None]
+        seen = self._same_segment(jnp.ones((1, 1, keys), bool))
+        if self.causal:
+            seen &= ahead <= 0
+        if self.window is not None:
+            seen &= jnp.abs(ahead) <= self.window
+        return seen[:, None]
+
+    def lengths(self, queries: Size, keys: Size) -> Int[Array, "#B T"]:
+        """How many tokens the sentence has that each query looks at."""
+        real = self._same_segment(jnp.ones((1, queries, keys), bool))
+        return jnp.sum(real, axis=-1)
+
+    def _same_segment(self, seen: Bool[Array, "1 #T S"]) -> Bool[Array, "#B #T S"]:
+        if self.key_segments is not None:
+            seen = seen & (self.key_segments > 0)[:, None, :]
+            if self.query_segments is not None:
+                seen &= self.query_segments[:, :, None] == self.key_segments[:, None, :]
+        return seen
+
+
+def padding_mask(ids: Int[Array, "B S"]) -> Mask:
     """Keys that are not padding (id 0)."""
-    return (ids != 0)[:, None, None, :]
+    return Mask(key_segments=(ids != 0).astype(jnp.int32))
 
 
-def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
-    """Keys at or before the query (section 3.2.3)."""
-    position = jnp.arange(length)
-    return (position[:, None] >= position[None, :])[None, None]
-
-
-def segment_mask(
-    query_segments: Int[Array, "B T"], key_segments: Int[Array, "B S"]
-) -> Bool[Array, "B 1 T S"]:
-    """Keys of the query's own segment, for rows that hold several sentences; 0 is padding."""
-    same = query_segments[:, :, None] == key_segments[:, None, :]
-    return (same & (key_segments > 0)[:, None, :])[:, None]
+def dense_mask(
+    mask: Mask | Bool[Array, "#B #N #T S"] | None, queries: Size, keys: Size
+) -> Bool[Array, "#B #N #T S"] | None:
+    """Any mask as booleans; None: every key is seen."""
+    return mask.dense(queries, keys) if isinstance(mask, Mask) else mask

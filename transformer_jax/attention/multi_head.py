@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from transformer_jax.attention.kernels import attend
-from transformer_jax.config import ModelConfig
+from transformer_jax.attention.kernels import Kernel, attend
+from transformer_jax.attention.layer_kinds import Attended, Given, Weighing, find_kind
+from transformer_jax.attention.masks import Mask
+from transformer_jax.attention.positions import rotate
+from transformer_jax.config import AttentionConfig, ModelConfig
 from transformer_jax.dropout import dropout
 from transformer_jax.types import Key
+
+Positions = Int[Array, "#B T"]
 
 
 class KVCache(NamedTuple):
     """Keys and values of positions already seen."""
 
-    key: Float[Array, "B N S H"]
-    value: Float[Array, "B N S H"]
+    key: Float[Array, "B G S H"]
+    value: Float[Array, "B G S H"]
 
     def put(self, new: KVCache, index: Int[Array, ""]) -> KVCache:
         """The cache with the `new` positions written from `index` on."""
@@ -32,34 +38,81 @@ class KVCache(NamedTuple):
 
 
 class MultiHeadAttention(nn.Module):
-    """Projects to heads, attends in each, and projects their concatenation back."""
+    """Projects to heads, attends in each, and projects their concatenation back.
+
+    `place` is the config's field that says which kind of attention it is, `layer` its number.
+    """
 
     config: ModelConfig
+    place: str
+    layer: int = 0
+    kernel: str | Kernel = "auto"
 
     def setup(self) -> None:
         config = self.config
-        heads = (config.heads, config.d_model // config.heads)
+        chosen: AttentionConfig = getattr(config, self.place)
+        here = chosen.layer is None or chosen.layer == self.layer
+        self.attention = chosen if here else AttentionConfig()
+        self.weighing = Weighing(find_kind(self.place, self.attention.kind))
+        if self.attention.kind == "plain":
+            return
+        heads = (config.heads, config.head_size)
+        shared = (config.kv_heads or config.heads, config.head_size)
         dense = {"use_bias": config.bias, "dtype": jnp.dtype(config.dtype)}
         init = nn.initializers.xavier_uniform()
         self.query = nn.DenseGeneral(heads, kernel_init=init, **dense)
-        self.key = nn.DenseGeneral(heads, kernel_init=init, **dense)
-        self.value = nn.DenseGeneral(heads, kernel_init=init, **dense)
+        self.key = nn.DenseGeneral(shared, kernel_init=init, **dense)
+        self.value = nn.DenseGeneral(shared, kernel_init=init, **dense)
         self.out = nn.DenseGeneral(config.d_model, axis=(-2, -1), kernel_init=init, **dense)
 
-    def project(self, x: Float[Array, "B S D"]) -> KVCache:
-        """Keys and values of `x`, each [B, N, S, H]."""
-        return KVCache(self.key(x).swapaxes(1, 2), self.value(x).swapaxes(1, 2))
+    def project(self, x: Float[Array, "B S D"], positions: Positions | None = None) -> KVCache:
+        """Keys and values of `x`, each [B, G, S, H]; `positions`: of rotary self-attention."""
+        if self.attention.kind == "plain":
+            heads = self._split(x)
+            return KVCache(heads, heads)
+        key, value = self.key(x).swapaxes(1, 2), self.value(x).swapaxes(1, 2)
+        return KVCache(self._turn(key, positions), value)
 
     def __call__(
         self,
         x: Float[Array, "B T D"],
         memory: KVCache,
-        mask: Bool[Array, "#B #N #T S"] | None,
+        mask: Mask,
         key: Key | None = None,
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T S"] | None]:
-        """The attended [B, T, D], and the weights. `key`: dropout on the weights; None: none."""
+        *,
+        bias: Float[Array, "#B N #T S"] | None = None,
+        positions: Positions | None = None,
+    ) -> tuple[Float[Array, "B T D"], Attended]:
+        """The attended [B, T, D], and what the kind of attention gave back.
+
+        `key`: of dropout on the weights and of sampled choices; None: evaluation.
+        """
+        plain = self.attention.kind == "plain"
+        query = self._split(x) if plain else self._turn(self.query(x).swapaxes(1, 2), positions)
         rate = self.config.attention_dropout
-        drop = None if key is None or rate == 0 else lambda weights: dropout(weights, rate, key)
-        query = self.query(x).swapaxes(1, 2)
-        attended, weights = attend(query, memory.key, memory.value, mask, dropout=drop)
-        return self.out(attended.swapaxes(1, 2)), weights
+        drop = None if key is None or rate == 0 else partial(dropout, rate=rate, key=key)
+        given = Given(
+            query=query * query.shape[-1] ** 0.5 if plain else query,
+            key=memory.key,
+            value=memory.value,
+            mask=mask,
+            bias=bias,
+            config=self.attention,
+            max_length=self.config.max_length,
+            random=None if key is None else jax.random.fold_in(key, 1),
+            attend=partial(attend, bias=bias, kernel=self.kernel, dropout=drop),
+        )
+        attended: Attended = self.weighing(given)
+        joined = attended.context.swapaxes(1, 2)
+        return joined.reshape(x.shape) if plain else self.out(joined), attended
+
+    def _turn(
+        self, x: Float[Array, "B N T H"], positions: Positions | None
+    ) -> Float[Array, "B N T H"]:
+        if positions is None or self.config.positions != "rotary":
+            return x
+        return rotate(x, positions)
+
+    def _split(self, x: Float[Array, "B T D"]) -> Float[Array, "B N T H"]:
+        heads = (self.config.heads, self.config.head_size)
+        return x.reshape(*x.shape[:2], *heads).swapaxes(1, 2)

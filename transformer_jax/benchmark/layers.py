@@ -21,11 +21,11 @@ import optax
 
 from transformer_jax import parallel
 from transformer_jax.allocator import restart_with_allocator
-from transformer_jax.attention import causal_mask, padding_mask
+from transformer_jax.attention import Mask, padding_mask
 from transformer_jax.benchmark import results
 from transformer_jax.config import SMALL, TINY, ModelConfig
 from transformer_jax.loss import token_loss
-from transformer_jax.model import DecoderLayer, EncoderLayer, Transformer
+from transformer_jax.model import DecoderLayer, EncoderLayer, Sight, Transformer
 from transformer_jax.prepare import loss_fn
 from transformer_jax.step import init_state, train_step
 from transformer_jax.types import Batch, Key, Params
@@ -58,11 +58,13 @@ def stacked_loss(config: ModelConfig, vocabulary: int) -> Callable[..., Any]:
             run = lambda m: m.target_embedding(ids, positions, key)  # noqa: E731
             return jnp.asarray(model.apply(variables, method=run))
 
-        mask, causal = padding_mask(batch.source), causal_mask(batch.target_in.shape[1])
+        mask = padding_mask(batch.source)
+        encoding = Sight(mask, jnp.arange(batch.source.shape[1])[None], None)
+        decoding = Sight(Mask(causal=True), jnp.arange(batch.target_in.shape[1])[None], None)
         keys = jax.random.split(key, 4)
 
         def encode(x: jax.Array, layer: tuple[Params, Key]) -> tuple[jax.Array, None]:
-            y, _ = encoder_layer.apply({"params": layer[0]}, x, mask, layer[1])
+            y, _ = encoder_layer.apply({"params": layer[0]}, x, encoding, layer[1])
             return y, None
 
         depth, depth_out = config.depths
@@ -74,7 +76,7 @@ def stacked_loss(config: ModelConfig, vocabulary: int) -> Callable[..., Any]:
 
         def decode(x: jax.Array, layer: tuple[Params, Key]) -> tuple[jax.Array, None]:
             def run(m: DecoderLayer) -> jax.Array:
-                return m(x, m.cross_attention.project(memory), causal, mask, layer[1])[0]
+                return m(x, m.cross_attention.project(memory), decoding, mask, layer[1])[0]
 
             return jnp.asarray(decoder_layer.apply({"params": layer[0]}, method=run)), None
 

@@ -9,8 +9,9 @@ import ast
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from transformer_jax import config as config_module
 from transformer_jax.benchmark import results
@@ -62,15 +63,19 @@ def layers() -> str:
 
 def config_table() -> str:
     """Every field of the config, its default and what it means."""
-    rows: list[tuple[str, ...]] = []
-    texts = _field_texts()
-    for section in dataclasses.fields(Config):
-        defaults = getattr(Config(), section.name)
-        for field in dataclasses.fields(defaults):
-            value = getattr(defaults, field.name)
-            text = " ".join(texts[type(defaults).__name__, field.name].split())
-            rows.append((f"`{section.name}.{field.name}`", f"`{value!r}`", text))
-    return _table(("field", "default", "meaning"), rows)
+    return _table(("field", "default", "meaning"), list(_field_rows(Config(), _field_texts())))
+
+
+def _field_rows(
+    section: Any, texts: dict[tuple[str, str], str], name: str = ""
+) -> Iterator[tuple[str, ...]]:
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _field_rows(value, texts, f"{name}{field.name}.")
+        else:
+            text = " ".join(texts[type(section).__name__, field.name].split())
+            yield f"`{name}{field.name}`", f"`{value!r}`", text
 
 
 def tree() -> str:

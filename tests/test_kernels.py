@@ -1,0 +1,207 @@
+"""Every kernel against attention in float64: masks, packing, windows, shared heads, types."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Array
+
+from transformer_jax.attention import Mask, attend, kernels
+from transformer_jax.attention.blockwise import Blocks, blockwise
+
+Inputs = tuple[Array, Array, Array]
+
+SEGMENTS = jnp.array([[1] * 9 + [2] * 6 + [0] * 5, [1] * 4 + [2] * 3 + [3] * 12 + [0]])
+POSITIONS = jnp.array(
+    [[*range(9), *range(6), *[0] * 5], [*range(4), *range(3), *range(12), 0]], jnp.int32
+)
+KEY_SEGMENTS = jnp.array([[1] * 3 + [2] * 8 + [0] * 2, [2] * 5 + [3] * 7 + [0]])
+PADDING = jnp.array([[1] * 20, [1] * 7 + [0] * 13])
+OWN = (SEGMENTS, POSITIONS)
+
+MASKS: dict[str, tuple[Mask | None, int]] = {
+    "none": (None, 20),
+    "padding": (Mask(key_segments=PADDING), 20),
+    "nothing to see": (Mask(key_segments=PADDING * jnp.array([[1], [0]])), 20),
+    "causal": (Mask(causal=True), 20),
+    "causal with padding": (Mask(key_segments=PADDING, causal=True), 20),
+    "window": (Mask(window=3), 20),
+    "causal window": (Mask(window=3, causal=True), 20),
+    "cross lengths": (None, 13),
+    "cross window": (Mask(window=2), 13),
+    "packed": (Mask(*OWN, *OWN), 20),
+    "packed, causal": (Mask(*OWN, *OWN, causal=True), 20),
+    "packed, causal window": (Mask(*OWN, *OWN, causal=True, window=2), 20),
+    "packed, cross": (Mask(*OWN, KEY_SEGMENTS, aligned=False), 13),
+    "one step of decoding": (
+        Mask(query_positions=jnp.full((1, 20), 4), causal=True, aligned=False),
+        20,
+    ),
+}
+
+KERNELS: dict[str, Any] = {
+    "reference": "reference",
+    "xla": "xla",
+    "blockwise": "blockwise",
+    "small blocks": partial(blockwise, blocks=Blocks(3, 4)),
+    "uneven blocks": partial(blockwise, blocks=Blocks(7, 5)),
+}
+
+
+def inputs(keys: int, heads: int = 4, shared: int = 4, dtype: Any = jnp.float32) -> Inputs:
+    def draw(seed: int, heads: int, length: int) -> Array:
+        return jax.random.normal(jax.random.key(seed), (2, heads, length, 8)).astype(dtype)
+
+    return draw(0, heads, 20), draw(1, shared, keys), draw(2, shared, keys)
+
+
+def exact(arrays: Inputs, mask: Mask | None, gradient: Array) -> list[np.ndarray]:
+    """Output and gradients of query, key and value, by the formulas in float64."""
+    query, key, value = (np.asarray(x, np.float64) for x in arrays)
+    group = query.shape[1] // key.shape[1]
+    k, v = np.repeat(key, group, 1), np.repeat(value, group, 1)
+    g = np.asarray(gradient, np.float64)
+    scale = query.shape[-1] ** -0.5
+    scores = query @ k.swapaxes(-1, -2) * scale
+    seen = np.ones(scores.shape, bool)
+    if mask is not None:
+        seen = np.broadcast_to(mask.dense(*scores.shape[2:]), scores.shape)
+    weights = np.where(seen, np.exp(scores - scores.max(-1, keepdims=True)), 0)
+    total = weights.sum(-1, keepdims=True)
+    weights = weights / np.where(total > 0, total, 1)
+    d_weights = g @ v.swapaxes(-1, -2)
+    d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdims=True)) * scale
+    d_key, d_value = d_scores.swapaxes(-1, -2) @ query, weights.swapaxes(-1, -2) @ g
+
+    def of_group(x: np.ndarray) -> np.ndarray:
+        return x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(2)
+
+    return [weights @ v, d_scores @ k, of_group(d_key), of_group(d_value)]
+
+
+def found(kernel: Any, arrays: Inputs, mask: Mask | None, gradient: Array) -> list[Array]:
+    def output_of(query: Array, key: Array, value: Array) -> Array:
+        return attend(query, key, value, mask, kernel=kernel)[0]
+
+    @jax.jit
+    def run(arrays: Inputs) -> Any:
+        output, back = jax.vjp(output_of, *arrays)
+        return [output, *back(gradient.astype(output.dtype))]
+
+    return run(arrays)
+
+
+CASES = [(mask, 4) for mask in MASKS]
+CASES += [
+    (mask, shared) for mask in ("none", "packed, causal", "cross window") for shared in (2, 1)
+]
+
+
+@pytest.mark.parametrize(("mask", "shared"), CASES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_are_attention_in_float32(kernel: str, mask: str, shared: int) -> None:
+    rule, keys = MASKS[mask]
+    arrays = inputs(keys, shared=shared)
+    gradient = jax.random.normal(jax.random.key(3), arrays[0].shape)
+    with jax.default_matmul_precision("float32"):
+        ours = found(KERNELS[kernel], arrays, rule, gradient)
+    for a, b in zip(ours, exact(arrays, rule, gradient), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_are_attention_in_bfloat16(kernel: str) -> None:
+    rule, keys = MASKS["causal with padding"]
+    arrays = inputs(keys, dtype=jnp.bfloat16)
+    gradient = jax.random.normal(jax.random.key(3), arrays[0].shape)
+    ours = found(KERNELS[kernel], arrays, rule, gradient)
+    for a, b in zip(ours, exact(arrays, rule, gradient), strict=True):
+        assert a.dtype == jnp.bfloat16
+        np.testing.assert_allclose(
+            np.asarray(a, np.float32), b, rtol=0, atol=2e-2 * np.abs(b).max()
+        )
+
+
+@pytest.mark.parametrize("kernel", ["reference", "xla", "blockwise"])
+def test_large_scores_do_not_overflow(kernel: str) -> None:
+    query, key, value = inputs(20)
+    for leaf in found(kernel, (1e3 * query, 1e3 * key, value), Mask(causal=True), value):
+        assert jnp.isfinite(leaf).all()
+
+
+def test_bias_is_added_to_the_scores() -> None:
+    query, key, value = inputs(20)
+    bias = jax.random.normal(jax.random.key(4), (1, 4, 20, 20))
+    # The bias as one more column of query and key each, for every pair of positions apart.
+    for kernel in ("reference", "xla"):
+        output, _ = attend(query, key, value, bias=bias, kernel=kernel)
+        scores = jnp.einsum("bnth,bnsh->bnts", query, key) / 8**0.5 + bias
+        wanted = jnp.einsum("bnts,bnsh->bnth", jax.nn.softmax(scores), value)
+        np.testing.assert_allclose(output, wanted, atol=2e-6)
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    (r"kernel 'blokwise': unknown; did you mean blockwise\?", {"kernel": "blokwise"}),
+    (r"kernel 'no_such:x': cannot be imported: No module named 'no_such'", {"kernel": "no_such:x"}),
+    (r"kernel 'math:nothing': cannot be imported", {"kernel": "math:nothing"}),
+    (r"kernel 'math:pi': is not a function", {"kernel": "math:pi"}),
+    (r"kernel blockwise: has no bias; use kernel reference", {"kernel": "blockwise", "bias": 0}),
+    (
+        r"kernel blockwise: has no dropout; use kernel reference",
+        {"kernel": "blockwise", "dropout": lambda w: w},
+    ),
+    (r"kernel xla: has no dropout; use kernel reference", {"kernel": "xla", "dropout": abs}),
+    (r"kernel cudnn: runs on gpu, not on cpu; use xla", {"kernel": "cudnn"}),
+    (r"kernel pallas: runs on gpu or tpu, not on cpu; use xla", {"kernel": "pallas"}),
+    (
+        r"kernel blockwise: has no dense masks",
+        {"kernel": "blockwise", "mask": jnp.ones((1, 1, 1, 20), bool)},
+    ),
+    (
+        r"must return \(2, 4, 20, 8\), not \(2, 4, 20, 1\)",
+        {"kernel": lambda q, *_, **__: (q[..., :1], None)},
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "options"), REFUSED, ids=range(len(REFUSED)))
+def test_what_a_kernel_cannot_do_is_refused(message: str, options: dict[str, Any]) -> None:
+    query, key, value = inputs(20)
+    bias = options.get("bias")
+    options = options if bias is None else options | {"bias": jnp.zeros((1, 1, 20, 20))}
+    with pytest.raises(ValueError, match=message):
+        attend(query, key, value, **options)
+
+
+def test_query_heads_are_a_multiple_of_key_heads() -> None:
+    query, key, value = inputs(20, shared=3)
+    with pytest.raises(ValueError, match="4 query heads: must be a multiple of the 3 key heads"):
+        attend(query, key, value)
+
+
+def test_auto_takes_what_can_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    long, short = (1, 1, 4096, 8), (1, 1, 16, 8)
+    assert kernels.choose(long, long, plain=True) == "blockwise"
+    assert kernels.choose(short, short, plain=True) == "reference"
+    assert kernels.choose(long, long, plain=False) == "reference"
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert kernels.choose(long, long, plain=True) == "xla"
+
+
+def test_memory_of_blockwise_is_linear_in_length() -> None:
+    def temporaries(kernel: str, length: int) -> int:
+        shape = jax.ShapeDtypeStruct((1, 2, length, 16), jnp.float32)
+
+        def total(*arrays: Array) -> Array:
+            return jnp.sum(attend(*arrays, kernel=kernel)[0])
+
+        step = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(shape, shape, shape).compile()
+        memory = step.memory_analysis()
+        assert memory is not None
+        return memory.temp_size_in_bytes
+
+    assert temporaries("blockwise", 8192) < 2.5 * temporaries("blockwise", 4096)
+    assert temporaries("blockwise", 4096) < temporaries("reference", 4096) / 8

@@ -1,0 +1,262 @@
+"""Every kind of attention in the model: what it sees, decoding by steps, packing, refusals."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from common import VOCABULARY, build, flat, forward, gradient, make_batch, pack, shift_right, tiny
+
+from transformer_jax.attention import (
+    Attended,
+    Given,
+    Mask,
+    MultiHeadAttention,
+    layer_kinds,
+    register_kind,
+)
+from transformer_jax.config import AttentionConfig, Config, DataConfig, ModelConfig
+from transformer_jax.prepare import loss_fn
+from transformer_jax.types import Batch
+
+pytestmark = pytest.mark.usefixtures("strict")
+
+LENGTHS = [(7, 6), (3, 2), (1, 4), (5, 1)]
+PLACES = ("encoder_attention", "decoder_attention", "cross_attention")
+
+
+def everywhere(*places: str, **attention: Any) -> dict[str, Any]:
+    chosen = AttentionConfig(**attention)
+    return dict.fromkeys(places or PLACES, chosen)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "dot": everywhere(score="dot"),
+    "general": everywhere(score="general"),
+    "additive": everywhere(score="additive"),
+    "location": everywhere(score="location"),
+    "local-m": everywhere(kind="local-m", window=1),
+    "local-m, additive": everywhere(kind="local-m", window=2, score="additive"),
+    "local-p": everywhere("encoder_attention", "cross_attention", kind="local-p", window=2),
+    "hard": everywhere("cross_attention", kind="hard", layer=0),
+    "gumbel": everywhere(kind="gumbel"),
+    "latent": everywhere("cross_attention", kind="latent"),
+    "plain": everywhere("encoder_attention", "decoder_attention", kind="plain"),
+    "rotary": {"positions": "rotary"},
+    "alibi": {"positions": "alibi"},
+    "relative": {"positions": "relative"},
+    "grouped": {"heads": 4, "kv_heads": 2, "positions": "rotary"},
+    "one key head": {"heads": 4, "kv_heads": 1} | everywhere(kind="local-m", window=2),
+    "grouped, additive": {"heads": 4, "kv_heads": 2} | everywhere(score="additive"),
+}
+
+
+@pytest.fixture(params=KINDS.values(), ids=list(KINDS))
+def kind(request: pytest.FixtureRequest) -> ModelConfig:
+    return tiny(**request.param)
+
+
+def test_kinds_learn_all_that_they_hold(kind: ModelConfig) -> None:
+    (total, count), grads = gradient(kind)(make_batch(LENGTHS))
+    assert jnp.isfinite(total)
+    assert count == 13
+    unlearnt = {"hard": ("cross_attention/query", "cross_attention/key")}
+    for name, leaf in flat(grads).items():
+        assert np.isfinite(leaf).all(), name
+        # A bias on keys moves all of a query's scores alike; a choice without a key is no sample.
+        spared = name.endswith("key/bias") or ("key/" in name and "location" in str(kind))
+        hard = any(part in name for part in unlearnt.get(kind.cross_attention.kind, ()))
+        assert np.any(leaf) or spared or hard, name
+
+
+def test_no_position_sees_what_follows_it_or_padding(kind: ModelConfig) -> None:
+    kind = replace(kind, tied="none")
+    model, params = build(kind)
+    source = np.array([[3, 4, 5, 6, 2, 0, 0]], np.int32)
+    target = np.array([[3, 4, 5, 6, 7, 8]], np.int32)
+    batch = Batch(*map(jnp.asarray, (source, shift_right(target), target)))
+    direction = jax.random.normal(jax.random.key(0), (VOCABULARY,))
+
+    def position_scores(tables: tuple) -> jax.Array:
+        names = ("source_embedding", "target_embedding")
+        embeddings = {n: params[n] | {"embedding": t} for n, t in zip(names, tables, strict=True)}
+        return model.apply({"params": params | embeddings}, batch)[0][0] @ direction
+
+    tables = tuple(params[f"{side}_embedding"]["embedding"] for side in ("source", "target"))
+    of_source, of_target = (np.abs(j).sum(-1) for j in jax.jit(jax.jacrev(position_scores))(tables))
+    ahead = ~np.tri(6, dtype=bool)
+    assert not np.any((of_target[:, batch.target_in[0]] > 0) & ahead)
+    assert np.any(of_target)
+    assert not of_source[:, 0].any()
+    assert np.any(of_source)
+
+
+def test_padding_changes_nothing(kind: ModelConfig) -> None:
+    run, narrow = forward(kind), make_batch(LENGTHS)
+    wide = Batch(*(np.pad(x, [(0, 0), (0, 5)]) for x in narrow[:3]))
+    (logits, _), (padded, _) = run(narrow), run(wide)
+    real = narrow.target_out > 0
+    np.testing.assert_allclose(padded[:, :6][real], logits[real], rtol=0, atol=5e-6)
+
+
+def test_packed_is_unpacked(kind: ModelConfig) -> None:
+    run, batch = forward(kind), make_batch(LENGTHS)
+    (apart, _), members = run(batch), [[2, 0], [3, 1]]
+    packed = pack(batch, members, 18)
+    together, _ = run(packed)
+    segments = np.asarray(packed.target_segments)
+    for row, pairs in enumerate(members):
+        for number, pair in enumerate(pairs, start=1):
+            wanted = apart[pair][batch.target_out[pair] > 0]
+            found = together[row][segments[row] == number]
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=5e-6)
+
+
+def test_steps_are_teacher_forcing(kind: ModelConfig) -> None:
+    beams = 2
+    model, params = build(kind)
+    batches = [make_batch(LENGTHS, seed=0), make_batch([(7, 6)] * 4, seed=1)]
+    source = batches[0].source
+    targets = np.stack([b.target_in for b in batches], axis=1)  # [B, K, T]
+    forced = [forward(kind)(b._replace(source=source))[0] for b in batches]
+
+    @jax.jit
+    def decode(source: jax.Array, targets: jax.Array) -> jax.Array:
+        variables = {"params": params}
+        state = model.apply(variables, source, beams, 8, method="start")
+
+        def advance(state: Any, indexed: Any) -> Any:
+            out: Any = model.apply(variables, indexed[0], state, indexed[1], method="step")
+            return out[1], out[0]
+
+        steps = (jnp.moveaxis(targets, 2, 0), jnp.arange(targets.shape[2]))
+        return jnp.moveaxis(jax.lax.scan(advance, state, steps)[1], 0, 2)
+
+    logits = decode(source, targets)
+    np.testing.assert_allclose(logits, np.stack(forced, axis=1), rtol=0, atol=1e-5)
+
+
+def test_rotary_knows_distances_only() -> None:
+    config = tiny(positions="rotary")
+    layer = MultiHeadAttention(config, "encoder_attention")
+    x = jax.random.normal(jax.random.key(0), (1, 5, 16))
+
+    def attended(layer: MultiHeadAttention, places: jax.Array) -> Any:
+        memory = layer.project(x, places)
+        return layer(x, memory, Mask(), positions=places)[0]
+
+    places = jnp.arange(5)[None]
+    params = layer.init(jax.random.key(1), places, method=attended)
+    wanted, moved, spread = (
+        np.asarray(layer.apply(params, shifted, method=attended))
+        for shifted in (places, places + 90, 2 * places)
+    )
+    np.testing.assert_allclose(moved, wanted, atol=1e-5)
+    assert np.abs(spread - wanted).max() > 1e-3
+
+
+def test_hard_attention_learns_by_its_reward() -> None:
+    """Its choices have a gradient, though no gradient passes them, and their reward is noted."""
+    config = tiny(layers=2, **everywhere("cross_attention", kind="hard", layer=0))
+    model, params = build(config)
+    batch = Batch(*map(jnp.asarray, make_batch([(7, 6)] * 2)[:3]))
+    extra = {"reward": jnp.asarray(-2.0)}
+    loss = loss_fn(model, 0.0)
+
+    @jax.jit
+    def grad(key: jax.Array) -> Any:
+        return jax.value_and_grad(loss, has_aux=True)(params, batch, key, extra)
+
+    (total, (count, sums)), grads = grad(jax.random.key(0))
+    np.testing.assert_allclose(total, -sums["reward"], rtol=1e-6)  # the surrogate adds no loss
+    assert count == 12
+    query = grads["decoder"]["layers_0"]["cross_attention"]["query"]["kernel"]
+    assert np.any(query)
+    _, aux = forward(config)(batch)
+    picks, others = (aux[f"decoder/{i}/cross_attention"] for i in range(2))
+    assert np.isin(picks, (0.0, 1.0)).all()
+    assert not np.isin(others, (0.0, 1.0)).all()  # the other layers are soft
+    (_, other), _ = grad(jax.random.key(1))
+    assert other[1]["reward"] != sums["reward"]  # other choices
+
+
+def cosine(given: Given) -> Attended:
+    """A kind of one's own: softmax of scaled cosines."""
+
+    def unit(x: jax.Array) -> jax.Array:
+        return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+    scale = given.param("scale", jax.nn.initializers.constant(5.0), (1, given.query.shape[1], 1, 1))
+    query = unit(given.query) * scale
+    return Attended(*given.attend(query, unit(given.key), given.value, given.mask))
+
+
+def test_a_kind_of_ones_own() -> None:
+    register_kind("cosine", cosine)
+    register_kind("cosine", cosine)
+    config = tiny(**everywhere("cross_attention", kind="cosine"))
+    (_, _), grads = gradient(config)(make_batch(LENGTHS))
+    assert np.any(grads["decoder"]["layers_0"]["cross_attention"]["weighing"]["scale"])
+    with pytest.raises(ValueError, match="kind 'cosine': is already the label of another"):
+        register_kind("cosine", layer_kinds.soft)
+    unknown = tiny(**everywhere("cross_attention", kind="cosinus"))
+    with pytest.raises(
+        ValueError,
+        match=r"model\.cross_attention\.kind='cosinus': unknown; did you mean cosine\?; a kind of "
+        r"your own is named with --kind cosinus=MODULE:FUNCTION",
+    ):
+        forward(unknown)(make_batch(LENGTHS))
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    (r"model\.kv_heads=3: must be a divisor of model\.heads=4", {"heads": 4, "kv_heads": 3}),
+    (r"window=0: must be at least 1", everywhere("encoder_attention", kind="local-m", window=0)),
+    (
+        r"encoder_attention\.window=None: must be at least 1",
+        everywhere("encoder_attention", kind="local-m"),
+    ),
+    (r"window=3: must be left out for the kind soft", everywhere("cross_attention", window=3)),
+    (
+        r"decoder_attention\.kind='local-p': must be another kind, since a sentence's length is",
+        everywhere("decoder_attention", kind="local-p", window=3),
+    ),
+    (
+        r"encoder_attention\.kind='hard': must be another",
+        everywhere("encoder_attention", kind="hard"),
+    ),
+    (
+        r"cross_attention\.kind='plain': must be another",
+        everywhere("cross_attention", kind="plain"),
+    ),
+    (
+        r"cross_attention\.layer=None: must be named \(0 to 0\)",
+        everywhere("cross_attention", kind="hard"),
+    ),
+    (
+        r"cross_attention\.layer=4: must be from 0 to 0",
+        everywhere("cross_attention", kind="hard", layer=4),
+    ),
+    (r"cross_attention\.entropy=-1\.0: must be", everywhere("cross_attention", entropy=-1.0)),
+    (
+        r"model\.attention_dropout=0\.1: must be 0 with attention of kind gumbel",
+        {"attention_dropout": 0.1} | everywhere("cross_attention", kind="gumbel"),
+    ),
+    (
+        r"model\.d_model=18: must be an even multiple",
+        {"d_model": 18, "heads": 2, "positions": "rotary"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "changes"), REFUSED, ids=range(len(REFUSED)))
+def test_what_makes_no_sense_is_refused(message: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny(**changes)
+
+
+def test_hard_attention_is_refused_with_packing() -> None:
+    model = tiny(**everywhere("cross_attention", kind="hard", layer=0))
+    with pytest.raises(ValueError, match=r"data\.packing=True: must be false where"):
+        Config(model=model, data=DataConfig(packing=True))

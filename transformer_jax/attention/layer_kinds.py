@@ -1,0 +1,205 @@
+"""The kinds of attention that a model's config can name, with the parameters that each learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from transformer_jax.attention import kinds, scores
+from transformer_jax.attention.masks import Mask, dense_mask
+from transformer_jax.config import AttentionConfig, did_you_mean
+from transformer_jax.types import Key
+
+
+def _outside_a_layer(name: str, *_: Any) -> Any:
+    raise ValueError(f"parameter {name!r}: there are parameters only in a layer of a model")
+
+
+class Given(NamedTuple):
+    """What a kind of attention has to work with."""
+
+    query: Float[Array, "B N T H"]
+    key: Float[Array, "B G S H"]  # of G heads, which may be fewer
+    value: Float[Array, "B G S H"]
+    mask: Mask
+    bias: Float[Array, "#B N #T S"] | None  # added to the scores
+    config: AttentionConfig
+    max_length: int
+    random: Key | None  # of choices in training; None: evaluation
+    attend: Callable[..., tuple[Array, Array | None]]  # the layer's kernel, bias and dropout
+    param: Callable[..., Any] = _outside_a_layer  # (name, initializer, shape): a parameter
+
+    def heads(self, x: Float[Array, "B G S H"]) -> Float[Array, "B N S H"]:
+        """Keys or values, once for each of the query's heads."""
+        return jnp.repeat(x, self.query.shape[1] // x.shape[1], axis=1)
+
+    def dense(self) -> Bool[Array, "#B 1 #T S"] | None:
+        """The mask as booleans."""
+        return dense_mask(self.mask, self.query.shape[2], self.key.shape[2])
+
+    def matrix(self, name: str, *shape: int) -> Array:
+        """A parameter for each head, [N, H, ...] (without `shape`: [N, H, H])."""
+        _, heads, _, width = self.query.shape
+        init = nn.initializers.lecun_normal(in_axis=-2, out_axis=-1, batch_axis=0)
+        return self.param(name, init, (heads, width, *(shape or (width,))))
+
+    def vector(self, name: str) -> Array:
+        """A parameter for each head, [N, H]."""
+        _, heads, _, width = self.query.shape
+        return self.param(name, nn.initializers.normal(width**-0.5), (heads, width))
+
+    def score(self, query: Array, keys: Array) -> Float[Array, "B N T S"]:
+        """The scores that the config asks for, and the bias."""
+        found = self._score(query, keys)
+        return found if self.bias is None else found + self.bias
+
+    def _score(self, query: Array, keys: Array) -> Array:
+        name = self.config.score
+        if name == "additive":
+            w, u, v = self.matrix("w"), self.matrix("u"), self.vector("v")
+            return scores.additive(query, keys, w, u, v)
+        if name == "location":
+            _, positions = self.mask.positions(query.shape[2], keys.shape[2])
+            w = self.matrix("positions", self.max_length)
+            return scores.location(query, positions[:, None], w)
+        return scores.scaled_dot(self.scaled_query(), keys)
+
+    def scaled_query(self) -> Float[Array, "B N T H"]:
+        """The query whose scaled dot product with a key is the score that the config asks for."""
+        name, root = self.config.score, self.query.shape[-1] ** 0.5
+        if name == "general":
+            return (self.query @ self.matrix("w").astype(self.query.dtype)) * root
+        return self.query * root if name == "dot" else self.query
+
+
+class Choices(NamedTuple):
+    """What the loss must know of sampled choices to train them (`loss.reinforce`)."""
+
+    log_probability: Float[Array, "B T"]
+    entropy: Float[Array, "B T"]  # nats, weighted by the config's bonus
+
+
+class Attended(NamedTuple):
+    """What a kind of attention gives back."""
+
+    context: Float[Array, "B N T H"]
+    weights: Float[Array, "B N T S"] | None
+    choices: Choices | None = None
+
+
+LayerKind = Callable[[Given], Attended]
+
+
+def soft(given: Given) -> Attended:
+    """`kinds.soft_attention`, by the layer's kernel where the score is a product."""
+    if given.config.score in ("additive", "location"):
+        keys, values = given.heads(given.key), given.heads(given.value)
+        found = kinds.soft_attention(given.query, keys, values, given.dense(), score=given.score)
+        return Attended(*found)
+    return Attended(*given.attend(given.scaled_query(), given.key, given.value, given.mask))
+
+
+def local_m(given: Given) -> Attended:
+    """`kinds.local_m_attention`."""
+    return soft(given._replace(mask=given.mask.windowed(given.config.window or 0)))
+
+
+def local_p(given: Given) -> Attended:
+    """`kinds.local_p_attention` around the position that each head predicts."""
+    queries, keys = given.query.shape[2], given.key.shape[2]
+    lengths = given.mask.lengths(queries, keys)[:, None].astype(jnp.float32)
+    w, v = given.matrix("centre_w"), given.vector("centre_v")
+    _, positions = given.mask.positions(queries, keys)
+    found = kinds.local_p_attention(
+        given.query,
+        given.heads(given.key),
+        given.heads(given.value),
+        given.dense(),
+        centre=kinds.predicted_centre(given.query, lengths, w, v),
+        window=given.config.window or 0,
+        key_positions=positions[:, None, None],
+        score=given.score,
+    )
+    return Attended(*found)
+
+
+def hard(given: Given) -> Attended:
+    """`kinds.hard_attention`, with what REINFORCE needs to train it."""
+    weights = kinds.masked_softmax(given.score(given.query, given.heads(given.key)), given.dense())
+    choice = kinds.one_hot_choice(weights, given.random)
+    context = kinds.weighted_sum(choice, given.heads(given.value))
+    log = jnp.log(jnp.maximum(weights, jnp.finfo(jnp.float32).tiny))
+    chosen, entropy = jnp.sum(choice * log, axis=(1, 3)), -jnp.sum(weights * log, axis=(1, 3))
+    choices = Choices(chosen, given.config.entropy * entropy)
+    return Attended(context, choice, None if given.random is None else choices)
+
+
+def gumbel(given: Given) -> Attended:
+    """`kinds.gumbel_attention`."""
+    found = kinds.gumbel_attention(
+        given.query,
+        given.heads(given.key),
+        given.heads(given.value),
+        given.dense(),
+        score=given.score,
+        key=given.random,
+    )
+    return Attended(*found)
+
+
+def latent(given: Given) -> Attended:
+    """`kinds.latent_attention`, whose active weights are softmax(k W k) of each head."""
+    keys = given.heads(given.key)
+    length = keys.shape[2]
+    same = given.mask.among_keys().dense(length, length)
+    active = kinds.masked_softmax(scores.general(keys, keys, given.matrix("active")), same)
+    found = kinds.latent_attention(
+        given.query,
+        keys,
+        given.heads(given.value),
+        given.dense(),
+        active=active,
+        score=given.score,
+    )
+    return Attended(*found)
+
+
+_KINDS: dict[str, LayerKind] = {
+    "soft": soft,
+    "local-m": local_m,
+    "local-p": local_p,
+    "hard": hard,
+    "gumbel": gumbel,
+    "latent": latent,
+    "plain": soft,
+}
+
+
+def register_kind(label: str, kind: LayerKind) -> None:
+    """Makes a kind of your own known by `label`. ValueError: there is another one of that label."""
+    if _KINDS.setdefault(label, kind) is not kind:
+        raise ValueError(f"kind {label!r}: is already the label of another kind of attention")
+
+
+def find_kind(place: str, label: str) -> LayerKind:
+    """The kind of that label; ValueError, naming the config's field `place`, if there is none."""
+    if label not in _KINDS:
+        raise ValueError(
+            f"model.{place}.kind={label!r}: unknown{did_you_mean(label, _KINDS)}; a kind of your "
+            f"own is named with --kind {label}=MODULE:FUNCTION"
+        )
+    return _KINDS[label]
+
+
+class Weighing(nn.Module):
+    """The parameters of one layer's kind of attention, and the kind."""
+
+    kind: LayerKind
+
+    @nn.compact
+    def __call__(self, given: Given) -> Any:
+        return self.kind(given._replace(param=self.param))

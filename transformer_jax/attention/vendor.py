@@ -1,0 +1,116 @@
+"""Kernels that come with JAX: `jax.nn.dot_product_attention` by XLA or cuDNN, and Pallas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from transformer_jax.attention.masks import Mask, dense_mask
+
+
+def xla(
+    query: Float[Array, "B N T H"],
+    key: Float[Array, "B G S H"],
+    value: Float[Array, "B G S H"],
+    mask: Mask | Bool[Array, "#B #N #T S"] | None = None,
+    *,
+    bias: Float[Array, "#B #N #T S"] | None = None,
+    dropout: Any = None,
+) -> tuple[Float[Array, "B N T H"], None]:
+    """`jax.nn.dot_product_attention`, as XLA compiles it. No dropout."""
+    _refuse("xla", dropout=dropout)
+    return _dot_product(query, key, value, mask, bias, "xla"), None
+
+
+def cudnn(
+    query: Float[Array, "B N T H"],
+    key: Float[Array, "B G S H"],
+    value: Float[Array, "B G S H"],
+    mask: Mask | Bool[Array, "#B #N #T S"] | None = None,
+    *,
+    bias: Float[Array, "#B #N #T S"] | None = None,
+    dropout: Any = None,
+) -> tuple[Float[Array, "B N T H"], None]:
+    """`jax.nn.dot_product_attention` by cuDNN: on NVIDIA GPUs, in bfloat16. No dropout."""
+    _refuse("cudnn", dropout=dropout)
+    _require_platform("cudnn", "gpu")
+    if query.dtype not in (jnp.bfloat16, jnp.float16):
+        raise ValueError(f"kernel cudnn: computes in bfloat16, not {query.dtype}; use xla")
+    return _dot_product(query, key, value, mask, bias, "cudnn"), None
+
+
+def pallas(
+    query: Float[Array, "B N T H"],
+    key: Float[Array, "B G S H"],
+    value: Float[Array, "B G S H"],
+    mask: Mask | Bool[Array, "#B #N #T S"] | None = None,
+    *,
+    bias: Float[Array, "#B #N #T S"] | None = None,
+    dropout: Any = None,
+) -> tuple[Float[Array, "B N T H"], None]:
+    """JAX's own flash attention in Pallas, on GPUs and TPUs. Segments and causal masks only."""
+    _refuse("pallas", dropout=dropout, bias=bias)
+    platform = _require_platform("pallas", "gpu", "tpu")
+    if isinstance(mask, jax.Array) or (isinstance(mask, Mask) and mask.window is not None):
+        raise ValueError("kernel pallas: has no windows and no dense masks; use xla or blockwise")
+    mask = Mask() if mask is None else mask
+    group = query.shape[1] // key.shape[1]
+    key, value = (jnp.repeat(x, group, axis=1) for x in (key, value))
+    scale = query.shape[-1] ** -0.5
+    queries, keys = _segments(mask, query, key)
+    if platform == "tpu":
+        from jax.experimental.pallas.ops.tpu import flash_attention as tpu
+
+        ids = tpu.SegmentIds(queries, keys)
+        output = tpu.flash_attention(
+            query, key, value, segment_ids=ids, causal=mask.causal, sm_scale=scale
+        )
+    else:
+        from jax.experimental.pallas.ops.gpu import attention as gpu
+
+        if query.shape[2] != key.shape[2] or mask.query_segments is not mask.key_segments:
+            raise ValueError("kernel pallas: on GPUs is for self-attention; use xla or cudnn")
+        by_length = (x.swapaxes(1, 2) for x in (query, key, value))
+        found: Any = gpu.mha(*by_length, queries, sm_scale=scale, causal=mask.causal)
+        output = found.swapaxes(1, 2)
+    return jnp.where((queries > 0)[:, None, :, None], output, 0), None
+
+
+def _segments(mask: Mask, query: Array, key: Array) -> tuple[Array, Array]:
+    """Segments of queries and keys; -1 is padding, which then sees only itself."""
+
+    def known(segments: Array | None, length: int) -> Array:
+        if segments is None:
+            return jnp.ones((query.shape[0], length), jnp.int32)
+        return jnp.where(segments > 0, segments, -1)
+
+    return known(mask.query_segments, query.shape[2]), known(mask.key_segments, key.shape[2])
+
+
+def _dot_product(
+    query: Array, key: Array, value: Array, mask: Any, bias: Array | None, implementation: Any
+) -> Array:
+    seen = dense_mask(mask, query.shape[2], key.shape[2])
+    by_length = (x.swapaxes(1, 2) for x in (query, key, value))
+    found = jax.nn.dot_product_attention(
+        *by_length, bias=bias, mask=seen, implementation=implementation
+    ).swapaxes(1, 2)
+    return found if seen is None else jnp.where(jnp.any(seen, -1, keepdims=True), found, 0)
+
+
+def _refuse(name: str, **options: Any) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise ValueError(f"kernel {name}: has no {option}; use kernel reference")
+
+
+def _require_platform(name: str, *platforms: str) -> str:
+    found = jax.default_backend()
+    if found not in platforms:
+        raise ValueError(
+            f"kernel {name}: runs on {' or '.join(platforms)}, not on {found}; use xla"
+        )
+    return found
