@@ -148,6 +148,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (r"kernel 'no_such:x': cannot be imported: No module named 'no_such'", {"kernel": "no_such:x"}),
     (r"kernel 'math:nothing': cannot be imported", {"kernel": "math:nothing"}),
     (r"kernel 'math:pi': is not a function", {"kernel": "math:pi"}),
+    (r"and weights or None, not tuple", {"kernel": lambda q, *_, **__: (1, q, None)}),
     (r"kernel blockwise: has no bias; use kernel reference", {"kernel": "blockwise", "bias": 0}),
     (
         r"kernel blockwise: has no dropout; use kernel reference",
@@ -161,7 +162,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         {"kernel": "blockwise", "mask": jnp.ones((1, 1, 1, 20), bool)},
     ),
     (
-        r"must return \(2, 4, 20, 8\), not \(2, 4, 20, 1\)",
+        r"must return an output of \(2, 4, 20, 8\) and weights or None, not \(2, 4, 20, 1\)",
         {"kernel": lambda q, *_, **__: (q[..., :1], None)},
     ),
 ]

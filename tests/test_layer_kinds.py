@@ -1,6 +1,7 @@
 """Every kind of attention in the model: what it sees, decoding by steps, packing, refusals."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +18,15 @@ from transformer_jax.attention import (
     layer_kinds,
     register_kind,
 )
-from transformer_jax.config import AttentionConfig, Config, DataConfig, ModelConfig
+from transformer_jax.attention.blockwise import Blocks, blockwise
+from transformer_jax.config import (
+    AttentionConfig,
+    Config,
+    DataConfig,
+    ExecutionConfig,
+    ModelConfig,
+)
+from transformer_jax.model import Transformer
 from transformer_jax.prepare import loss_fn
 from transformer_jax.types import Batch
 
@@ -44,6 +53,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "gumbel": everywhere(kind="gumbel"),
     "latent": everywhere("cross_attention", kind="latent"),
     "plain": everywhere("encoder_attention", "decoder_attention", kind="plain"),
+    "plain in one layer": {
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "decoder_attention": AttentionConfig(kind="plain", layer=1),
+    },
     "rotary": {"positions": "rotary"},
     "alibi": {"positions": "alibi"},
     "relative": {"positions": "relative"},
@@ -115,8 +130,19 @@ def test_packed_is_unpacked(kind: ModelConfig) -> None:
 
 
 def test_steps_are_teacher_forcing(kind: ModelConfig) -> None:
+    assert_steps_are_teacher_forcing(kind)
+
+
+def test_steps_with_small_blocks_are_teacher_forcing() -> None:
+    """Blocks that are out of reach of a window are skipped, of the right queries."""
+    local = tiny(**everywhere(kind="local-m", window=1))
+    assert_steps_are_teacher_forcing(local, partial(blockwise, blocks=Blocks(2, 2)))
+
+
+def assert_steps_are_teacher_forcing(kind: ModelConfig, kernel: Any = "auto") -> None:
     beams = 2
     model, params = build(kind)
+    model = model.clone(kernel=kernel)
     batches = [make_batch(LENGTHS, seed=0), make_batch([(7, 6)] * 4, seed=1)]
     source = batches[0].source
     targets = np.stack([b.target_in for b in batches], axis=1)  # [B, K, T]
@@ -193,6 +219,23 @@ def cosine(given: Given) -> Attended:
     return Attended(*given.attend(query, unit(given.key), given.value, given.mask))
 
 
+@pytest.mark.parametrize("wrong", ["tuple", "width"])
+def test_a_kind_that_returns_something_else(wrong: str) -> None:
+    def kind(given: Given) -> Any:
+        context = given.query[..., :3]
+        return (context, None) if wrong == "tuple" else Attended(context, None)
+
+    register_kind(f"wrong {wrong}", kind)
+    config = tiny(**everywhere("cross_attention", kind=f"wrong {wrong}"))
+    with pytest.raises(ValueError, match=r"must return an Attended with a context of \(4, 2, 6, 8"):
+        forward_of(config)
+
+
+def forward_of(config: ModelConfig) -> Any:
+    model = Transformer(config, VOCABULARY, VOCABULARY)
+    return jax.eval_shape(model.init, jax.random.key(0), make_batch(LENGTHS))
+
+
 def test_a_kind_of_ones_own() -> None:
     register_kind("cosine", cosine)
     register_kind("cosine", cosine)
@@ -211,6 +254,18 @@ def test_a_kind_of_ones_own() -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
+    (
+        r"model\.attention_dropout=0\.1: must be 0 with attention of score additive",
+        {"attention_dropout": 0.1} | everywhere("cross_attention", score="additive"),
+    ),
+    (
+        r"encoder_attention\.score='dot': must be left out for plain",
+        everywhere("encoder_attention", kind="plain", score="dot"),
+    ),
+    (
+        r"model\.positions='rotary': must be other than rotary with attention of kind plain",
+        {"positions": "rotary"} | everywhere("encoder_attention", kind="plain"),
+    ),
     (r"model\.kv_heads=3: must be a divisor of model\.heads=4", {"heads": 4, "kv_heads": 3}),
     (r"window=0: must be at least 1", everywhere("encoder_attention", kind="local-m", window=0)),
     (
@@ -260,3 +315,8 @@ def test_hard_attention_is_refused_with_packing() -> None:
     model = tiny(**everywhere("cross_attention", kind="hard", layer=0))
     with pytest.raises(ValueError, match=r"data\.packing=True: must be false where"):
         Config(model=model, data=DataConfig(packing=True))
+
+
+def test_dropout_is_refused_with_a_kernel_that_has_none() -> None:
+    with pytest.raises(ValueError, match=r"execution\.kernel='xla': must be auto or reference"):
+        Config(model=tiny(attention_dropout=0.1), execution=ExecutionConfig(kernel="xla"))

@@ -28,7 +28,7 @@ from transformer_jax.translate import Translator
 
 def train(options: Train, config: Config) -> None:
     """Trains with a live display."""
-    _register(options.kind)
+    _register(options.kind, config.execution.kernel)
     parallel.cache_programs()
     with Terminal() as terminal:
         reporters: list[Reporter] = [terminal]
@@ -148,9 +148,9 @@ def _print_sizes(config: Config, tokenizers: Tokenizers) -> None:
     print(f"parameters  {count_parameters(config.model, *sizes):,}")
 
 
-def _register(kinds: Sequence[str]) -> None:
-    """Makes the kinds of attention known that the command line names."""
-    if kinds and "" not in sys.path:
+def _register(kinds: Sequence[str], kernel: str = "auto") -> None:
+    """Makes the kinds of attention known that the command line names, and the kernel's module."""
+    if (kinds or ":" in kernel) and "" not in sys.path:
         sys.path.insert(0, "")  # a module in the current folder, as `python -m` finds it
     for given in kinds:
         label, equals, name = given.partition("=")

@@ -99,11 +99,20 @@ class AttentionConfig(_Section):
     window: int | None = None
     """Positions on each side of a window's centre (D), for the local kinds."""
     layer: int | None = None
-    """The only decoder layer, from 0, of this kind, others being soft; None: every layer."""
+    """The only layer of its stack, from 0, of this kind, others being soft; None: every layer."""
     entropy: float = 0.01
     """Weight of the entropy bonus of hard attention."""
 
+    @classmethod
+    def _name(cls) -> str:
+        return "model.*_attention."
 
+    def of_layer(self, layer: int) -> AttentionConfig:
+        """What layer number `layer` of the stack has."""
+        return self if self.layer in (None, layer) else AttentionConfig()
+
+
+_KINDS = ("soft", "hard", "gumbel", "local-m", "local-p", "latent", "plain")
 _SENSELESS = {
     "hard": "since it is trained in one layer of cross_attention",
     "latent": "since its second weights need a whole sentence, as in cross_attention",
@@ -205,13 +214,19 @@ class ModelConfig(_Section):
         local = kind in ("local-m", "local-p")
         require(window is None or window > 0, "window", "at least 1")
         require(not local or window is not None, "window", f"at least 1 for the kind {kind}")
-        require(local or window is None, "window", f"left out for the kind {kind}")
+        own = local or kind not in _KINDS  # a user's kind may have a window
+        require(own or window is None, "window", f"left out for the kind {kind}")
+        plain = kind == "plain"
+        require(not plain or attention.score == "scaled_dot", "score", "left out for plain")
+        turned = plain and self.positions == "rotary"
+        self._require(not turned, "positions", "other than rotary with attention of kind plain")
         require(layer is None or 0 <= layer < depth, "layer", f"from 0 to {depth - 1}")
         require(kind != "hard" or layer is not None, "layer", f"named (0 to {depth - 1}) for hard")
         require(attention.entropy >= 0, "entropy", "at least 0")
-        hard = kind in ("hard", "gumbel")
-        if hard and self.attention_dropout:
-            self._require(False, "attention_dropout", f"0 with attention of kind {kind}")
+        whole = kind in ("hard", "gumbel", "local-p", "latent")
+        if self.attention_dropout and (whole or attention.score in ("additive", "location")):
+            what = f"kind {kind}" if whole else f"score {attention.score}"
+            self._require(False, "attention_dropout", f"0 with attention of {what}")
 
     @property
     def head_size(self) -> int:
@@ -433,6 +448,12 @@ class Config(_Section):
             raise ValueError(
                 "model.tied='all': must be decoder or none where tokenizer.joint=False: "
                 "two vocabularies cannot share one matrix"
+            )
+        kernel = self.execution.kernel
+        if self.model.attention_dropout and kernel in ("blockwise", "xla", "cudnn", "pallas"):
+            raise ValueError(
+                f"execution.kernel={kernel!r}: must be auto or reference where "
+                f"model.attention_dropout={self.model.attention_dropout}: it has no dropout"
             )
         if self.model.cross_attention.kind == "hard" and self.data.packing:
             raise ValueError(

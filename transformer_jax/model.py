@@ -357,12 +357,12 @@ class Transformer(nn.Module):
         config = self.config
         _check_length(config, length)
         memory, _ = self.encode(source)
-        heads = config.kv_heads or config.heads
-        if config.decoder_attention.kind == "plain":
-            heads = config.heads
-        shape = (source.shape[0], beams, heads, length, config.head_size)
-        empty = jnp.zeros(shape, jnp.dtype(config.dtype))
-        caches = [KVCache(empty, empty) for _ in range(config.depths[1])]
+        caches: list[KVCache] = []
+        for layer in range(config.depths[1]):
+            plain = config.decoder_attention.of_layer(layer).kind == "plain"
+            heads = config.heads if plain else config.kv_heads or config.heads
+            shape = (source.shape[0], beams, heads, length, config.head_size)
+            caches.append(KVCache(*[jnp.zeros(shape, jnp.dtype(config.dtype))] * 2))
         return DecodeState((self.decoder.project(memory), padding_mask(source)), caches)
 
     def step(
@@ -370,7 +370,9 @@ class Transformer(nn.Module):
     ) -> tuple[Float[Array, "B K V"], DecodeState, Aux]:
         """Logits of the next id after `ids`, the ids at position `index` of each hypothesis."""
         (memory, cross_mask), (sentences, beams) = state.memory, ids.shape
-        cross_mask = replace(cross_mask, query_positions=jnp.full((1, beams), index))
+        # All queries of a sentence are at one position: none is aligned with the keys.
+        here = jnp.full((1, beams), index)
+        cross_mask = replace(cross_mask, query_positions=here, aligned=False)
         caches = jax.tree.map(lambda c: c.reshape(-1, *c.shape[2:]), state.beams)
         here = jnp.reshape(index, (1, 1))
         self_mask = Mask(query_positions=here, causal=True, aligned=False)

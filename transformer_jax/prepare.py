@@ -116,8 +116,8 @@ def init_fn(setup: Setup) -> Callable[[Key, Batch], TrainState]:
 
     def init(key: Key, batch: Batch) -> TrainState:
         params: Any = setup.model.init(key, batch)["params"]
-        hard = setup.config.model.cross_attention.kind == "hard"
-        extra = {"reward": jnp.zeros(())} if hard else {}
+        _, aux = jax.eval_shape(setup.model.apply, {"params": params}, batch, key)
+        extra = {"reward": jnp.zeros(())} if choices_of(aux) else {}
         return init_state(params, setup.optimizer, setup.config.optimizer.ema, extra)
 
     return init

@@ -75,7 +75,7 @@ def load_function(what: str, name: str) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever the user's module raises
         raise ValueError(f"{what} {name!r}: cannot be imported: {error}") from error
     if not callable(found):
         raise ValueError(f"{what} {name!r}: is not a function")
@@ -104,10 +104,18 @@ def attend(
     if kernel == "auto":
         kernel = choose(query.shape, key.shape, plain=bias is None and dropout is None)
     run = find_kernel(kernel) if isinstance(kernel, str) else kernel
-    output, weights = run(query, key, value, mask, bias=bias, dropout=dropout)
-    if output.shape != query.shape:
-        raise ValueError(f"kernel {kernel}: must return {query.shape}, not {output.shape}")
-    return output, weights
+    match run(query, key, value, mask, bias=bias, dropout=dropout):
+        case (jax.Array() as output, (jax.Array() | None) as weights) if (
+            output.shape == query.shape
+        ):
+            return output, weights
+        case (jax.Array() as output, _):
+            found = str(output.shape)
+        case other:
+            found = type(other).__name__
+    raise ValueError(
+        f"kernel {kernel}: must return an output of {query.shape} and weights or None, not {found}"
+    )
 
 
 def choose(query: tuple[Size, ...], key: tuple[Size, ...], *, plain: bool) -> str:

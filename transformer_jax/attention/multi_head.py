@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -51,8 +51,7 @@ class MultiHeadAttention(nn.Module):
     def setup(self) -> None:
         config = self.config
         chosen: AttentionConfig = getattr(config, self.place)
-        here = chosen.layer is None or chosen.layer == self.layer
-        self.attention = chosen if here else AttentionConfig()
+        self.attention = chosen.of_layer(self.layer)
         self.weighing = Weighing(find_kind(self.place, self.attention.kind))
         if self.attention.kind == "plain":
             return
@@ -103,6 +102,13 @@ class MultiHeadAttention(nn.Module):
             attend=partial(attend, bias=bias, kernel=self.kernel, dropout=drop),
         )
         attended: Attended = self.weighing(given)
+        context: Any = getattr(attended, "context", attended)
+        if not isinstance(attended, Attended) or context.shape != query.shape:
+            shape = getattr(context, "shape", type(context).__name__)
+            raise ValueError(
+                f"model.{self.place}.kind={self.attention.kind!r}: must return an Attended with a "
+                f"context of {query.shape}, not {shape}"
+            )
         joined = attended.context.swapaxes(1, 2)
         return joined.reshape(x.shape) if plain else self.out(joined), attended
 

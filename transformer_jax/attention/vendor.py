@@ -10,6 +10,9 @@ from jaxtyping import Array, Bool, Float
 
 from transformer_jax.attention.masks import Mask, dense_mask
 
+_BLOCK = 128
+"""Queries and keys in a block of JAX's Pallas kernel for GPUs."""
+
 
 def xla(
     query: Float[Array, "B N T H"],
@@ -72,11 +75,20 @@ def pallas(
         from jax.experimental.pallas.ops.gpu import attention as gpu
 
         if query.shape[2] != key.shape[2] or mask.query_segments is not mask.key_segments:
-            raise ValueError("kernel pallas: on GPUs is for self-attention; use xla or cudnn")
+            raise ValueError(
+                "kernel pallas: on GPUs needs the same segments for queries and keys, as in packed "
+                "self-attention; use xla or cudnn"
+            )
+        if query.shape[2] > _BLOCK and query.shape[2] % _BLOCK:
+            raise ValueError(
+                f"kernel pallas: length {query.shape[2]}: must be a multiple of {_BLOCK} on GPUs; "
+                "use xla or cudnn"
+            )
         by_length = (x.swapaxes(1, 2) for x in (query, key, value))
         found: Any = gpu.mha(*by_length, queries, sm_scale=scale, causal=mask.causal)
         output = found.swapaxes(1, 2)
-    return jnp.where((queries > 0)[:, None, :, None], output, 0), None
+    some = jnp.any(queries[:, :, None] == keys[:, None, :], axis=-1) & (queries > 0)
+    return jnp.where(some[:, None, :, None], output, 0), None
 
 
 def _segments(mask: Mask, query: Array, key: Array) -> tuple[Array, Array]:
@@ -94,6 +106,10 @@ def _dot_product(
     query: Array, key: Array, value: Array, mask: Any, bias: Array | None, implementation: Any
 ) -> Array:
     seen = dense_mask(mask, query.shape[2], key.shape[2])
+    if implementation == "cudnn":  # which does not broadcast over queries
+        square = query.shape[2], key.shape[2]
+        seen = None if seen is None else jnp.broadcast_to(seen, (*seen.shape[:2], *square))
+        bias = None if bias is None else jnp.broadcast_to(bias, (*bias.shape[:2], *square))
     by_length = (x.swapaxes(1, 2) for x in (query, key, value))
     found = jax.nn.dot_product_attention(
         *by_length, bias=bias, mask=seen, implementation=implementation
