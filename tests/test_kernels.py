@@ -100,8 +100,11 @@ CASES += [
 ]
 
 
+LONG = {"uneven blocks": pytest.param("uneven blocks", marks=pytest.mark.long)}
+
+
 @pytest.mark.parametrize(("mask", "shared"), CASES)
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", [LONG.get(name, name) for name in KERNELS])
 def test_kernels_are_attention_in_float32(kernel: str, mask: str, shared: int) -> None:
     rule, keys = MASKS[mask]
     arrays = inputs(keys, shared=shared)

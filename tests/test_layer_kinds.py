@@ -68,7 +68,16 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=KINDS.values(), ids=list(KINDS))
+RARE = ("dot", "general", "location", "local-m, additive", "plain in one layer", "alibi")
+RARE += ("one key head", "grouped, additive")
+"""What differs little from another kind is tried by `make ci-long`."""
+
+
+def parameter(name: str) -> Any:
+    return pytest.param(KINDS[name], id=name, marks=[pytest.mark.long] * (name in RARE))
+
+
+@pytest.fixture(params=map(parameter, KINDS))
 def kind(request: pytest.FixtureRequest) -> ModelConfig:
     return tiny(**request.param)
 
