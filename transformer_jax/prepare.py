@@ -115,8 +115,9 @@ def init_fn(setup: Setup) -> Callable[[Key, Batch], TrainState]:
     """A pure function (key, batch) -> the state before the first update."""
 
     def init(key: Key, batch: Batch) -> TrainState:
-        params: Any = setup.model.init(key, batch)["params"]
-        _, aux = jax.eval_shape(setup.model.apply, {"params": params}, batch, key)
+        made: Any = setup.model.init_with_output(key, batch, key)
+        (_, aux), variables = made
+        params = variables["params"]
         extra = {"reward": jnp.zeros(())} if choices_of(aux) else {}
         return init_state(params, setup.optimizer, setup.config.optimizer.ema, extra)
 

@@ -128,5 +128,4 @@ def choose(query: tuple[Size, ...], key: tuple[Size, ...], *, plain: bool) -> st
 
 
 CROSSING = 512 * 512
-"""Queries times keys from which `blockwise` is taken on a CPU: on two cores in float32 `reference`
-is the faster at 256 × 256, `blockwise` at 1,024 × 1,024, forward and backward."""
+"""Queries times keys from which `blockwise` is taken on a CPU."""
