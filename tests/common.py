@@ -100,6 +100,20 @@ def forward(config: ModelConfig) -> Callable[..., Any]:
     return lambda batch, key=None: apply({"params": params}, batch, key)
 
 
+def assert_packed_is_unpacked(config: ModelConfig, batch: Batch, atol: float) -> None:
+    """The logits of four pairs are the same in two rows of two."""
+    run = forward(config)
+    (apart, _), members = run(batch), [[2, 0], [3, 1]]
+    packed = pack(batch, members, 18)  # longer than max_length: positions start anew
+    together, _ = run(packed)
+    segments = np.asarray(packed.target_segments)
+    for row, pairs in enumerate(members):
+        for number, pair in enumerate(pairs, start=1):
+            wanted = apart[pair][batch.target_out[pair] > 0]
+            found = together[row][segments[row] == number]
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=atol)
+
+
 @cache
 def gradient(config: ModelConfig) -> Callable[[Batch], Any]:
     """The compiled gradient: batch -> (sum of losses, count), gradient of the sum."""

@@ -8,7 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import VOCABULARY, build, flat, forward, gradient, make_batch, pack, shift_right, tiny
+from common import (
+    VOCABULARY,
+    assert_packed_is_unpacked,
+    build,
+    flat,
+    forward,
+    gradient,
+    make_batch,
+    shift_right,
+    tiny,
+)
 
 from transformer_jax.attention import (
     Attended,
@@ -126,16 +136,7 @@ def test_padding_changes_nothing(kind: ModelConfig) -> None:
 
 
 def test_packed_is_unpacked(kind: ModelConfig) -> None:
-    run, batch = forward(kind), make_batch(LENGTHS)
-    (apart, _), members = run(batch), [[2, 0], [3, 1]]
-    packed = pack(batch, members, 18)
-    together, _ = run(packed)
-    segments = np.asarray(packed.target_segments)
-    for row, pairs in enumerate(members):
-        for number, pair in enumerate(pairs, start=1):
-            wanted = apart[pair][batch.target_out[pair] > 0]
-            found = together[row][segments[row] == number]
-            np.testing.assert_allclose(found, wanted, rtol=0, atol=5e-6)
+    assert_packed_is_unpacked(kind, make_batch(LENGTHS), 5e-6)
 
 
 def test_steps_are_teacher_forcing(kind: ModelConfig) -> None:

@@ -11,6 +11,7 @@ import pytest
 from common import (
     VOCABULARY,
     assert_gradients_close,
+    assert_packed_is_unpacked,
     build,
     flat,
     forward,
@@ -308,16 +309,7 @@ def test_empty_rows_are_finite_and_have_no_gradient(norm: Any) -> None:
 
 
 def test_packed_is_unpacked() -> None:
-    run, batch = forward(tiny()), make_batch(LENGTHS)
-    (apart, _), members = run(batch), [[2, 0], [3, 1]]
-    packed = pack(batch, members, 18)  # longer than max_length: positions start anew
-    together, _ = run(packed)
-    segments = np.asarray(packed.target_segments)
-    for row, pairs in enumerate(members):
-        for number, pair in enumerate(pairs, start=1):
-            wanted = apart[pair][batch.target_out[pair] > 0]
-            found = together[row][segments[row] == number]
-            np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6)
+    assert_packed_is_unpacked(tiny(), make_batch(LENGTHS), 2e-6)
 
 
 def test_packed_loss_and_gradients_are_the_unpacked() -> None:
