@@ -46,8 +46,8 @@ KERNELS: dict[str, Any] = {
     "reference": "reference",
     "xla": "xla",
     "blockwise": "blockwise",
-    "small blocks": partial(blockwise, blocks=Blocks(3, 4)),
-    "uneven blocks": partial(blockwise, blocks=Blocks(7, 5)),
+    "small blocks": partial(blockwise, blocks=Blocks(3, 3, 4)),
+    "uneven blocks": partial(blockwise, blocks=Blocks(5, 7, 5)),
 }
 
 

@@ -146,7 +146,7 @@ def test_steps_are_teacher_forcing(kind: ModelConfig) -> None:
 def test_steps_with_small_blocks_are_teacher_forcing() -> None:
     """Blocks that are out of reach of a window are skipped, of the right queries."""
     local = tiny(**everywhere(kind="local-m", window=1))
-    assert_steps_are_teacher_forcing(local, partial(blockwise, blocks=Blocks(2, 2)))
+    assert_steps_are_teacher_forcing(local, partial(blockwise, blocks=Blocks(1, 2, 2)))
 
 
 def assert_steps_are_teacher_forcing(kind: ModelConfig, kernel: Any = "auto") -> None:
