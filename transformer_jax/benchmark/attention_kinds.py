@@ -35,7 +35,7 @@ from transformer_jax.types import Batch
 
 FOLDER = Path("runs/attention_kinds")
 TEST = "test_2016_flickr"
-STEPS = 2200
+STEPS = 2000
 LAYER = 3  # the last: what is picked there changes the prediction of its own token only
 ROUNDS = 9
 

@@ -23,8 +23,7 @@ def gradient_noise(made: Run, batch: Batch, baseline: float, samples: int) -> di
     Of so many samples g of the gradient, a token, by the query's and key's projections of the one
     layer whose choices are sampled, at the trained weights and on one batch, without dropout and
     entropy bonus, so that nothing else is random: `trace`, of the covariance of g; `signal`, the
-    squared norm of its mean, less trace / samples, by which noise makes the mean's norm too large;
-    `noise_to_signal`, their ratio, which a batch n times as large divides by n.
+    squared norm of its mean, less trace / samples, by which noise makes the mean's norm too large.
     """
     chosen = replace(made.config.model.cross_attention, entropy=0.0)
     config = replace(made.config.model, dropout=0.0, cross_attention=chosen)
@@ -43,18 +42,24 @@ def gradient_noise(made: Run, batch: Batch, baseline: float, samples: int) -> di
     drawn = np.stack([np.asarray(sample(key, weights, batch), np.float64) for key in keys])
     mean = drawn.mean(axis=0)
     trace = float(np.sum(np.square(drawn - mean)) / (samples - 1))
-    signal = float(mean @ mean) - trace / samples
-    return {"trace": trace, "signal": signal, "noise_to_signal": trace / signal}
+    return {"trace": trace, "signal": float(mean @ mean) - trace / samples}
 
 
 def compare(hard: Run, gumbel: Run, batch: Batch, samples: int = 256) -> dict[str, Any]:
-    """The noise of REINFORCE, with the baseline of the trained run and with none, and of gumbel."""
+    """The noise of REINFORCE, with the baseline of the trained run and with none, and of gumbel.
+
+    `noise_to_signal` is trace / signal, which a batch n times as large divides by n. A baseline
+    leaves the mean as it is, so that the less noisy estimate of the signal serves both.
+    """
     training = checkpoint.restore(hard.checkpoints, hard.best_step(), "training")
     baseline = float(training["extra"]["reward"])
-    return {
-        "samples": samples,
-        "baseline": baseline,  # nats: the running mean of a token's log-likelihood
+    found = {
         "hard": gradient_noise(hard, batch, baseline, samples),
         "hard, baseline 0": gradient_noise(hard, batch, 0.0, samples),
         "gumbel": gradient_noise(gumbel, batch, 0.0, samples),
     }
+    found["hard, baseline 0"]["signal"] = found["hard"]["signal"]
+    for each in found.values():
+        each["noise_to_signal"] = each["trace"] / each["signal"]
+    # The baseline, in nats, is the running mean of a token's log-likelihood.
+    return {"samples": samples, "baseline": baseline} | found
