@@ -38,6 +38,24 @@ def attention_map(
     return axes
 
 
+def attention_maps(
+    panels: dict[str, np.ndarray], source: Sequence[str], target: Sequence[str], columns: int = 3
+) -> Axes:
+    """An `attention_map` for each title, all of the same pieces; returns the first one's axes."""
+    rows, size = -(-len(panels) // columns), (0.26 * len(source) + 0.3, 0.24 * len(target) + 0.4)
+    _, grid = plt.subplots(
+        rows, columns, figsize=(size[0] * columns, size[1] * rows), squeeze=False, sharey=True
+    )
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for axes, (title, weights) in zip(grid.flat, panels.items(), strict=False):
+        axes.set_axis_on()
+        attention_map(weights, source, target, axes)
+        axes.set_title(title)
+        axes.label_outer()
+    return grid[0, 0]
+
+
 def save(axes: Axes, path: Path) -> None:
     """Writes the figure as SVG, the same bytes for the same figure."""
     with plt.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "path"}):
