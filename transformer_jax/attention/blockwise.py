@@ -72,7 +72,7 @@ def choose_blocks(heads: int, group: int, queries: int, keys: int) -> Blocks:
 
 
 ALL_AT_ONCE = 2**22
-A_BLOCK = 2**19
+A_BLOCK = 2**20
 """Scores."""
 
 
@@ -147,15 +147,20 @@ def _rows(plan: _Plan, mask: Mask, heads: tuple[int, int]) -> _Row:
     )
 
 
-def _seen(plan: _Plan, row: _Row, i: Any, j: Any) -> Array | None:
-    """Whether the queries of block i see the keys of block j, [c 1 q k]; None: they do."""
-    if row.key_segments is None and not plan.causal and plan.window is None:
-        return None
+def _sees_all(plan: _Plan, row: _Row) -> bool:
+    return row.key_segments is None and not plan.causal and plan.window is None
+
+
+def _scores(plan: _Plan, row: _Row, q_i: Array, k: Array, i: Any, j: Any) -> Array:
+    """Scores [c gq k] of the queries of block i and the keys of block j, `NOTHING` where hidden."""
 
     def cut(array: Array | None, block: Any, size: int) -> Any:
         return None if array is None else _block(array, block, size, 1)
 
     _, queries, keys = plan.size
+    scores = _product("cqh,ckh->cqk", q_i, _block(k, j, keys, 1))
+    if _sees_all(plan, row):
+        return scores
     rule = Mask(
         cut(row.query_segments, i, queries),
         cut(row.query_positions, i, queries),
@@ -164,16 +169,23 @@ def _seen(plan: _Plan, row: _Row, i: Any, j: Any) -> Array | None:
         causal=plan.causal,
         window=plan.window,
     )
-    return rule.dense(queries, keys)
+    hidden = jnp.where(rule.dense(queries, keys)[:, 0], 0, NOTHING)
+    return scores + (jnp.tile(hidden, (1, plan.group, 1)) if hidden.shape[1] > 1 else hidden)
 
 
 def _product(equation: str, a: Array, b: Array) -> Array:
-    """c: heads of keys, g: their groups; q, k: queries and keys of a block. Summed in float32."""
+    """c: heads of keys; q: queries of a block, of each head of the group; k: keys. In float32."""
     return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
 
 
 def _block(x: Array, block: Any, size: int, axis: int) -> Array:
     return lax.dynamic_slice_in_dim(x, block * size, size, axis)
+
+
+def _queries(x: Array, block: Any, size: int) -> Array:
+    """A block of queries [c g q ...] as [c gq ...]: one product for all heads that share keys."""
+    cut = _block(x, block, size, 2)
+    return cut.reshape(cut.shape[0], -1, *cut.shape[3:])
 
 
 def _over_heads(plan: _Plan, run: Callable[..., Any], *arrays: Any) -> Any:
@@ -202,22 +214,22 @@ def _attend(query: Array, key: Array, value: Array, rows: _Row, plan: _Plan) -> 
 def _forward(
     query: Array, key: Array, value: Array, rows: _Row, plan: _Plan
 ) -> tuple[Array, tuple[Any, ...]]:
-    """The output [B G g T H], and what the backward pass needs: the inputs, it and the log of the
-    sums."""
+    """The output [B G g T H], and what the backward pass needs: the inputs, it, and of each query
+    the largest score and the sum."""
     size = plan.size
 
-    def heads(row: _Row, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
-        def block_of_queries(i: Any) -> tuple[Array, Array]:
-            q_i = _block(q, i, size.queries, 2)
+    def heads(row: _Row, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
+        def block_of_queries(i: Any) -> tuple[Array, Array, Array]:
+            q_i = _queries(q, i, size.queries)
 
-            def block_of_keys(j: Any, most: Any) -> tuple[Array, Array, Array]:
-                scores = _product("cgqh,ckh->cgqk", q_i, _block(k, j, size.keys, 1))
-                seen = _seen(plan, row, i, j)
-                scores = scores if seen is None else jnp.where(seen, scores, NOTHING)
-                most = jnp.maximum(most, jnp.max(scores, axis=-1))
+            def block_of_keys(j: Any, most: Array | None = None) -> tuple[Array, Array, Array]:
+                scores = _scores(plan, row, q_i, k, i, j)
+                highest = jnp.max(scores, axis=-1)
+                most = highest if most is None else jnp.maximum(most, highest)
                 weights = jnp.exp(scores - most[..., None])
-                v_j = _block(v, j, size.keys, 1)
-                output = _product("cgqk,ckh->cgqh", weights.astype(v.dtype), v_j)
+                output = _product(
+                    "cqk,ckh->cqh", weights.astype(v.dtype), _block(v, j, size.keys, 1)
+                )
                 return output, most, jnp.sum(weights, axis=-1)
 
             def add(j: Any, carry: tuple) -> tuple:
@@ -227,61 +239,62 @@ def _forward(
                 return output * shrink[..., None] + more, new, total * shrink + sums
 
             if plan.counts[1] == 1:
-                output, most, total = block_of_keys(0, NOTHING)
+                output, most, total = block_of_keys(0)
             else:
                 zeros = jnp.zeros(q_i.shape[:-1])
                 carry = jnp.zeros(q_i.shape), zeros + NOTHING, zeros
                 output, most, total = lax.fori_loop(*plan.reach(i), add, carry)
-            some = most > NOTHING / 2
-            output = jnp.where(some[..., None], output / jnp.where(some, total, 1)[..., None], 0)
-            return output.astype(q.dtype), jnp.where(some, most + jnp.log(total), -NOTHING)
+            if not _sees_all(plan, row):  # a query that sees no key gets 0
+                total = jnp.where(most > NOTHING / 2, total, jnp.inf)
+            return (output / total[..., None]).astype(q.dtype), most, total
 
         return _over_queries(plan, block_of_queries)
 
     scaled = _filled(query * query.shape[-1] ** -0.5, size.queries, 3)
     of_keys = [_filled(x, size.keys, 2) for x in (key, value)]
-    output, log_total = _over_heads(plan, heads, rows, scaled, *of_keys)
-    output = output[:, :, :, : plan.queries]
-    return output, (query, key, value, rows, output, log_total)
+    found = _over_heads(plan, heads, rows, scaled, *of_keys)
+    output, most, total = (x[:, :, :, : plan.queries] for x in found)
+    return output, (query, key, value, rows, output, most, total)
 
 
 def _over_queries(plan: _Plan, run: Callable[[Any], Any]) -> Any:
     """What `run` gives for each block of queries, [c g q ...], joined."""
     if plan.counts[0] == 1:
-        return run(0)
-    found = lax.map(run, jnp.arange(plan.counts[0]))
-    return jax.tree.map(_joined, found)
+        found = jax.tree.map(lambda x: x[None], run(0))
+    else:
+        found = lax.map(run, jnp.arange(plan.counts[0]))
+    return jax.tree.map(partial(_joined, plan), found)
 
 
-def _joined(blocks: Array) -> Array:
-    """Blocks [i c g q ...] of queries as [c g T ...]."""
-    x = jnp.moveaxis(blocks, 0, 2)
+def _joined(plan: _Plan, blocks: Array) -> Array:
+    """Blocks [i c gq ...] of queries as [c g T ...]."""
+    x = blocks.reshape(*blocks.shape[:2], plan.group, plan.size.queries, *blocks.shape[3:])
+    x = jnp.moveaxis(x, 0, 2)
     return x.reshape(*x.shape[:2], -1, *x.shape[4:])
 
 
 def _backward(plan: _Plan, kept: tuple, gradient: Array) -> tuple[Any, ...]:
     """Gradients of query, key and value (Dao et al. 2022, algorithm 4), scores computed again."""
-    query, key, value, rows, output, log_total = kept
+    query, key, value, rows, output, most, total = kept
     size, scale = plan.size, query.shape[-1] ** -0.5
+    # Divided by the sum here, the weights need not be: exp(score - most) is the forward pass's.
+    gradient = (gradient / total[..., None]).astype(gradient.dtype)
     inner = jnp.sum(gradient.astype(jnp.float32) * output.astype(jnp.float32), axis=-1)
 
     def heads(
-        row: _Row, q: Array, g: Array, log_sum: Array, d: Array, k: Array, v: Array
+        row: _Row, q: Array, g: Array, m: Array, d: Array, k: Array, v: Array
     ) -> tuple[Array, Array, Array]:
         def block_of_queries(carry: tuple, i: Any) -> tuple[tuple, Array]:
-            q_i, g_i, log_i, d_i = (_block(x, i, size.queries, 2) for x in (q, g, log_sum, d))
+            q_i, g_i, m_i, d_i = (_queries(x, i, size.queries) for x in (q, g, m, d))
 
             def block_of_keys(j: Any) -> tuple[Array, Array, Array]:
                 k_j, v_j = _block(k, j, size.keys, 1), _block(v, j, size.keys, 1)
-                scores = _product("cgqh,ckh->cgqk", q_i, k_j)
-                seen = _seen(plan, row, i, j)
-                scores = scores if seen is None else jnp.where(seen, scores, NOTHING)
-                weights = jnp.exp(scores - log_i[..., None])
-                d_weights = _product("cgqh,ckh->cgqk", g_i, v_j)
+                weights = jnp.exp(_scores(plan, row, q_i, k, i, j) - m_i[..., None])
+                d_weights = _product("cqh,ckh->cqk", g_i, v_j)
                 d_scores = (weights * (d_weights - d_i[..., None])).astype(q.dtype)
-                d_k = _product("cgqk,cgqh->ckh", d_scores, q_i)
-                d_v = _product("cgqk,cgqh->ckh", weights.astype(q.dtype), g_i)
-                return _product("cgqk,ckh->cgqh", d_scores, k_j), d_k, d_v
+                d_k = _product("cqk,cqh->ckh", d_scores, q_i)
+                d_v = _product("cqk,cqh->ckh", weights.astype(q.dtype), g_i)
+                return _product("cqk,ckh->cqh", d_scores, k_j), d_k, d_v
 
             def add(j: Any, carry: tuple) -> tuple:
                 d_q, d_k, d_v = block_of_keys(j)
@@ -297,11 +310,11 @@ def _backward(plan: _Plan, kept: tuple, gradient: Array) -> tuple[Any, ...]:
         zeros = jnp.zeros(k.shape, jnp.float32)
         if plan.counts == (1, 1):
             of_keys, d_q = block_of_queries((), 0)
-            return d_q, *of_keys
+            return _joined(plan, d_q[None]), *of_keys
         of_keys, d_q = lax.scan(block_of_queries, (zeros, zeros), jnp.arange(plan.counts[0]))
-        return _joined(d_q), *of_keys
+        return _joined(plan, d_q), *of_keys
 
-    of_queries = [_filled(x, size.queries, 3) for x in (query * scale, gradient, log_total, inner)]
+    of_queries = [_filled(x, size.queries, 3) for x in (query * scale, gradient, most, inner)]
     of_keys = [_filled(x, size.keys, 2) for x in (key, value)]
     d_q, *found = _over_heads(plan, heads, rows, *of_queries, *of_keys)
     d_q = (d_q[:, :, :, : plan.queries] * scale).astype(query.dtype)
