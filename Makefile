@@ -6,7 +6,7 @@ PY := .venv/bin/python
 RUN := .venv/bin/transformer-jax
 INSTALLED := .venv/.installed
 
-.PHONY: help quickstart test check ci-long multi30k attention-kinds layers readme clean
+.PHONY: help quickstart test check ci-long multi30k attention-kinds layers readme docs clean
 
 help:
 	@echo "make quickstart  train on the built-in corpus (about 5 minutes) and translate"
@@ -16,6 +16,7 @@ help:
 	@echo "make multi30k    train on Multi30k (about an hour) and write results/multi30k_en_de.json"
 	@echo "make attention-kinds  train nine kinds of attention on Multi30k (about 90 minutes)"
 	@echo "make layers      measure stacked against separate layers, results/layers.json"
+	@echo "make docs        draw the pictures of docs/attention.md"
 	@echo "make readme      bring tables and figures up to date with results/ and the code"
 
 # Made anew only when what it is made from changes.
@@ -55,12 +56,17 @@ multi30k: $(INSTALLED)
 
 attention-kinds: $(INSTALLED)
 	$(PY) -m transformer_jax.benchmark.attention_kinds --data $(MULTI30K)
+	$(MAKE) readme
 
 layers: $(INSTALLED)
 	$(PY) -m transformer_jax.benchmark.layers
 
 readme: $(INSTALLED)
 	$(PY) -m transformer_jax.benchmark.readme
+
+docs: $(INSTALLED)
+	$(PY) -m transformer_jax.benchmark.pictures
+	$(MAKE) readme
 
 clean:
 	rm -rf .venv runs

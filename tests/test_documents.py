@@ -16,11 +16,11 @@ def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-def test_the_readme_is_up_to_date() -> None:
-    """`make readme` brings it up to date."""
-    text = readme.README.read_text("utf-8")
-    assert set(re.findall(r"<!-- (\w+) -->", text)) - {"end"} == set(readme.PARTS)
-    assert readme.update(text) == text
+def test_the_documents_are_up_to_date() -> None:
+    """`make readme` brings them up to date."""
+    texts = [document.read_text("utf-8") for document in readme.DOCUMENTS]
+    assert {*re.findall(r"<!-- (\w+) -->", "".join(texts))} - {"end"} == set(readme.PARTS)
+    assert [readme.update(text) for text in texts] == texts
 
 
 def test_every_file_says_what_it_is() -> None:
@@ -43,7 +43,7 @@ def test_notebooks_hold_no_outputs(path: Path) -> None:
     assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
 
 
-def test_the_relative_links_of_the_readme_lead_somewhere() -> None:
-    text = readme.README.read_text("utf-8")
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
-        assert Path(target).exists(), target
+@pytest.mark.parametrize("document", readme.DOCUMENTS, ids=str)
+def test_relative_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", document.read_text("utf-8")):
+        assert (document.parent / target).exists(), target

@@ -31,3 +31,13 @@ def test_the_attention_map_has_targets_in_rows(tmp_path: Path) -> None:
     np.testing.assert_array_equal(axes.images[0].get_array(), weights)
     plot.save(axes, tmp_path / "map.svg")
     assert pyplot.get_fignums() == []
+
+
+def test_attention_maps_are_a_panel_each() -> None:
+    panels = {name: np.full((1, 2), i / 4) for i, name in enumerate("pqr")}
+    first = plot.attention_maps(panels, ["a", "b"], ["x"], columns=2)
+    shown = [axes for axes in first.figure.axes if axes.axison]
+    assert [axes.get_title() for axes in shown] == ["p", "q", "r"]
+    for axes, weights in zip(shown, panels.values(), strict=True):
+        np.testing.assert_array_equal(axes.images[0].get_array(), weights)
+    pyplot.close()

@@ -42,7 +42,8 @@ def attention_maps(
     panels: dict[str, np.ndarray], source: Sequence[str], target: Sequence[str], columns: int = 3
 ) -> Axes:
     """An `attention_map` for each title, all of the same pieces; returns the first one's axes."""
-    rows, size = -(-len(panels) // columns), (0.26 * len(source) + 0.3, 0.24 * len(target) + 0.4)
+    rows = -(-len(panels) // columns)
+    size = max(0.24 * len(source) + 0.3, 2.2), max(0.22 * len(target) + 0.4, 2.2)
     _, grid = plt.subplots(
         rows, columns, figsize=(size[0] * columns, size[1] * rows), squeeze=False, sharey=True
     )

@@ -1,4 +1,4 @@
-"""Brings the generated parts of README.md up to date with the code and results/.
+"""Brings the generated parts of README.md and docs/ up to date with the code and results/.
 
 A part stands between `<!-- NAME -->` and `<!-- end -->`; NAME is a function of `PARTS`.
 """
@@ -17,10 +17,11 @@ from transformer_jax import config as config_module
 from transformer_jax.benchmark import results
 from transformer_jax.config import Config
 
-README = Path("README.md")
+DOCUMENTS = (Path("README.md"), Path("docs/attention.md"))
 
 OTHER_FILES = {
     "Makefile": "every command of the project",
+    "docs/attention.md": "every kind of attention: formula, picture, when to use it, and your own",
     "pyproject.toml": "package, dependencies, settings of the tools",
     "constraints.txt": "exact versions of all dependencies",
     "notebooks/quickstart.ipynb": "the first run from Python, with a map of attention",
@@ -98,7 +99,7 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def update(text: str) -> str:
-    """The README's text with every generated part made anew."""
+    """A document's text with every generated part made anew."""
 
     def part(match: re.Match[str]) -> str:
         return f"<!-- {match[1]} -->\n{PARTS[match[1]]()}\n<!-- end -->"
@@ -107,8 +108,9 @@ def update(text: str) -> str:
 
 
 def main() -> None:
-    """Rewrites README.md."""
-    README.write_text(update(README.read_text("utf-8")), "utf-8")
+    """Rewrites the documents."""
+    for document in DOCUMENTS:
+        document.write_text(update(document.read_text("utf-8")), "utf-8")
 
 
 def _first_line(path: Path) -> str:
