@@ -1,4 +1,4 @@
-"""The command `transformer-jax`: train, translate, evaluate, average, inspect.
+"""The command `transformer-jax`: train, translate, evaluate, average, inspect, bench attention.
 
 Options (options.py) are read by tyro; `--config=PATH` and `--config.a.b=value` are taken off first.
 Bad input is one line on standard error and exit status 2; `--debug` shows the traceback.
@@ -21,7 +21,7 @@ import tyro
 
 from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.config import Config, did_you_mean, load_config_file
-from transformer_jax.options import COMMANDS, Inspect, Train
+from transformer_jax.options import COMMANDS, BenchAttention, Inspect, Train
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -48,7 +48,8 @@ def _dispatch(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
         return
-    name, *rest = arguments
+    words = 2 if arguments[0] == "bench" else 1
+    name, rest = " ".join(arguments[:words]), arguments[words:]
     if name not in COMMANDS:
         raise ValueError(f"{name}: unknown command{did_you_mean(name, COMMANDS)}")
     program = f"transformer-jax {name}"
@@ -59,7 +60,11 @@ def _dispatch(arguments: list[str]) -> None:
     # Imported here, so that --help does not wait for JAX.
     from transformer_jax import commands
 
-    if isinstance(options, Train | Inspect):
+    if isinstance(options, BenchAttention):
+        from transformer_jax.benchmark import attention
+
+        attention.bench(options)
+    elif isinstance(options, Train | Inspect):
         getattr(commands, name)(options, resolve(path, overrides, options.run))
     elif path or overrides:
         raise ValueError(f"--config: {name} takes the config from the run")
@@ -146,7 +151,7 @@ def _one_line(text: str) -> str:
 def _overview() -> str:
     lines = ["transformer-jax COMMAND [options]   (COMMAND --help: its options)", ""]
     for name, kind in COMMANDS.items():
-        lines.append(f"  {name:<10} {(kind.__doc__ or '').splitlines()[0]}")
+        lines.append(f"  {name:<16} {(kind.__doc__ or '').splitlines()[0]}")
     return "\n".join(lines)
 
 

@@ -150,13 +150,18 @@ def _print_sizes(config: Config, tokenizers: Tokenizers) -> None:
 
 def _register(kinds: Sequence[str], kernel: str = "auto") -> None:
     """Makes the kinds of attention known that the command line names, and the kernel's module."""
-    if (kinds or ":" in kernel) and "" not in sys.path:
-        sys.path.insert(0, "")  # a module in the current folder, as `python -m` finds it
+    look_here([*kinds, kernel])
     for given in kinds:
         label, equals, name = given.partition("=")
         if not equals:
             raise ValueError(f"--kind {given}: must be LABEL=MODULE:FUNCTION")
         register_kind(label, load_function("--kind", name))
+
+
+def look_here(names: Sequence[str]) -> None:
+    """If one is MODULE:FUNCTION, modules are found in the current folder too, as by `python -m`."""
+    if any(":" in name for name in names) and "" not in sys.path:
+        sys.path.insert(0, "")
 
 
 def _translator(options: Search) -> Translator:

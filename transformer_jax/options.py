@@ -118,10 +118,47 @@ class Inspect:
     """Show the traceback of an error."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchAttention:
+    """Measure attention: time, memory and error of each kernel, and of PyTorch where installed.
+
+    transformer-jax bench attention --lengths 256 1024 --kernels auto my_module:my_kernel
+    """
+
+    lengths: Annotated[tuple[int, ...], arg(metavar="T")] = (64, 256, 1024, 4096)
+    """Queries, and as many keys."""
+    batches: Annotated[tuple[int, ...], arg(metavar="B")] = (1, 8)
+    """Sentences."""
+    heads: Annotated[int, arg(metavar="N")] = 8
+    """Heads of queries."""
+    key_heads: Annotated[int | None, arg(metavar="G")] = None
+    """Heads of keys and values; default: as many."""
+    head_size: Annotated[int, arg(metavar="H")] = 64
+    """Width of a head."""
+    masks: Annotated[tuple[Literal["full", "causal"], ...], arg(metavar="full|causal")] = (
+        "full",
+        "causal",
+    )
+    """Which keys a query sees."""
+    dtypes: Annotated[tuple[Literal["float32", "bfloat16"], ...], arg(metavar="TYPE")] = (
+        "float32",
+    )
+    """float32, bfloat16."""
+    kernels: Annotated[tuple[str, ...], arg(metavar="KERNEL")] = ()
+    """Or MODULE:FUNCTION; default: all that can do all of it here."""
+    out: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Write FILE.json and the plot FILE.svg."""
+    dump: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Write the optimised HLO of every program."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
 COMMANDS: dict[str, type[Any]] = {
     "train": Train,
     "translate": Translate,
     "evaluate": Evaluate,
     "average": Average,
     "inspect": Inspect,
+    "bench attention": BenchAttention,
 }

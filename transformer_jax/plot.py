@@ -57,6 +57,19 @@ def attention_maps(
     return grid[0, 0]
 
 
+def scaling(panels: dict[str, dict[str, list[tuple[int, float]]]]) -> Axes:
+    """Values against lengths, both logarithmic, a line for each name; the first panel's axes."""
+    _, grid = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.6), squeeze=False)
+    for axes, (title, lines) in zip(grid.flat, panels.items(), strict=True):
+        for name, points in lines.items():
+            axes.loglog(*zip(*points, strict=True), marker="o", markersize=3, label=name, base=2)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("length")
+        if lines:
+            axes.legend(fontsize=8, frameon=False)
+    return grid[0, 0]
+
+
 def save(axes: Axes, path: Path) -> None:
     """Writes the figure as SVG, the same bytes for the same figure."""
     with plt.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "path"}):

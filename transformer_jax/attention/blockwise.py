@@ -56,7 +56,8 @@ def blockwise(
     plan = _plan(query, key, mask, blocks)
     rows = _rows(plan, mask, key.shape[:2])
     grouped = query.reshape(*key.shape[:2], plan.group, *query.shape[2:])
-    return _attend(grouped, key, value, rows, plan).reshape(query.shape), None
+    output: Array = _attend(grouped, key, value, rows, plan)
+    return output.reshape(query.shape), None
 
 
 def choose_blocks(heads: int, group: int, queries: int, keys: int) -> Blocks:
@@ -129,7 +130,7 @@ def _filled(x: Array, size: int, axis: int) -> Array:
     return jnp.pad(x, [(0, short if a == axis else 0) for a in range(x.ndim)]) if short else x
 
 
-def _rows(plan: _Plan, mask: Mask, heads: tuple[int, int]) -> _Row:
+def _rows(plan: _Plan, mask: Mask, heads: tuple[int, ...]) -> _Row:
     """The mask's arrays for each head of each row of the batch."""
 
     def filled(array: Array, size: int) -> Array:
@@ -300,9 +301,6 @@ def _backward(plan: _Plan, kept: tuple, gradient: Array) -> tuple[Any, ...]:
                 d_q, d_k, d_v = block_of_keys(j)
                 return carry[0] + d_q, _add_block(carry[1], d_k, j), _add_block(carry[2], d_v, j)
 
-            if plan.counts == (1, 1):
-                d_q, *of_keys = block_of_keys(0)
-                return tuple(of_keys), d_q
             start = (jnp.zeros(q_i.shape, jnp.float32), *carry)
             d_q, d_k, d_v = lax.fori_loop(*plan.reach(i), add, start)
             return (d_k, d_v), d_q

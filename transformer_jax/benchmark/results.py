@@ -18,13 +18,13 @@ HEADER = ("command", "commit", "dirty", "machine", "versions", "date")
 """The keys every result file begins with."""
 
 
-def write(name: str, command: str, values: dict[str, Any]) -> Path:
+def write(name: str, command: str, values: dict[str, Any], folder: Path = FOLDER) -> Path:
     """Writes results/NAME.json: the header, then `values`. `command` derives the file again."""
     header = dict(
         zip(HEADER, (command, *_state(), machine(), run.versions(), _today()), strict=True)
     )
-    FOLDER.mkdir(exist_ok=True)
-    path = FOLDER / f"{name}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps(header | values, indent=1, ensure_ascii=False) + "\n", "utf-8")
     return path
 

@@ -1,0 +1,337 @@
+"""Attention kernels side by side: time, memory and error (`transformer-jax bench attention`).
+
+Arrays are [B, N, T, H], as `attend` receives them in the model. Kernels and PyTorch's take turns.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax import parallel, plot
+from transformer_jax.attention import Mask, attend
+from transformer_jax.attention.kernels import KERNELS, choose
+from transformer_jax.benchmark import attention_report, results
+from transformer_jax.benchmark.exact import exact
+from transformer_jax.commands import look_here
+from transformer_jax.options import BenchAttention
+
+SAMPLE_S = 0.05
+"""A timing is of so many calls in a row that they take this long."""
+SAMPLES = (3, 15)
+"""Timings of each kernel: at least and at most."""
+ALL_HEADS_TO = 1024
+"""The length up to which every head is compared with float64; beyond, the first and the last."""
+
+
+class Case(NamedTuple):
+    """What is measured of every kernel."""
+
+    dtype: str
+    batch: int
+    mask: str
+    length: int
+    direction: str
+
+
+class Contender(NamedTuple):
+    """Something to time: it returns the output, and the gradients where the case has them."""
+
+    call: Callable[[], list[Any]]
+    facts: dict[str, Any]
+
+
+def bench(options: BenchAttention) -> None:
+    """Measures, prints a table as it goes, and writes what `--out` and `--dump` ask for."""
+    look_here(options.kernels)
+    kernels = options.kernels or usable(options)
+    check(options, kernels)
+    records: list[dict[str, Any]] = []
+    for case in cases(options):
+        for record in measure(case, kernels, options):
+            records.append(case._asdict() | record)
+            attention_report.print_record(*records[-1:], *(records[-2:-1] or [None]))
+    if options.out is not None:
+        sizes = {name: getattr(options, name) for name in ("heads", "key_heads", "head_size")}
+        found = sizes | attention_report.summary(records) | {"records": records}
+        command = " ".join(["transformer-jax bench attention", *sys.argv[3:]])
+        print(results.write(options.out.name, command, found, options.out.parent))
+        plot.save(plot.scaling(attention_report.curves(records)), options.out.with_suffix(".svg"))
+
+
+def cases(options: BenchAttention) -> Iterator[Case]:
+    """Every case, small lengths first."""
+    directions = ("forward", "both")
+    for case in itertools.product(
+        options.dtypes, options.batches, options.masks, options.lengths, directions
+    ):
+        yield Case(*case)
+
+
+def shapes(case: Case, options: BenchAttention) -> list[tuple[int, ...]]:
+    """Of query, key, value, and the output's gradient."""
+    shared = options.key_heads or options.heads
+    tail = (case.length, options.head_size)
+    query, key = (case.batch, options.heads, *tail), (case.batch, shared, *tail)
+    return [query, key, key, query]
+
+
+def draw(case: Case, options: BenchAttention) -> list[jax.Array]:
+    """Normal query, key, value, and the output's gradient."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    dtype = jnp.dtype(case.dtype)
+    sizes = shapes(case, options)
+    return [jax.random.normal(k, shape, dtype) for k, shape in zip(keys, sizes, strict=True)]
+
+
+def function(case: Case, kernel: str) -> Callable[..., list[jax.Array]]:
+    """Attention by the kernel: query, key, value, gradient -> output, and gradients of the three
+    in the direction "both"."""
+    run = partial(attend, mask=Mask(causal=True) if case.mask == "causal" else None, kernel=kernel)
+
+    def forward(query: jax.Array, key: jax.Array, value: jax.Array, _: jax.Array) -> list:
+        return [run(query, key, value)[0]]
+
+    def both(query: jax.Array, key: jax.Array, value: jax.Array, gradient: jax.Array) -> list:
+        output, back = jax.vjp(lambda *x: run(*x)[0], query, key, value)
+        return [output, *back(gradient)]
+
+    return both if case.direction == "both" else forward
+
+
+def usable(options: BenchAttention) -> tuple[str, ...]:
+    """`auto` and all kernels that can do every case here."""
+
+    def can(kernel: str) -> bool:
+        try:
+            check(options, (kernel,))
+        except ValueError:
+            return False
+        return True
+
+    return ("auto", *filter(can, KERNELS))
+
+
+def check(options: BenchAttention, kernels: tuple[str, ...]) -> None:
+    """ValueError: sizes or a kernel with which some case cannot be computed."""
+    for name in ("heads", "head_size", *(["key_heads"] if options.key_heads else [])):
+        if getattr(options, name) < 1:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag}={getattr(options, name)}: must be at least 1")
+    for name in ("lengths", "batches"):
+        if min(getattr(options, name), default=0) < 1:
+            raise ValueError(f"--{name}: must name numbers of at least 1")
+    for case, kernel in itertools.product(cases(options), kernels):
+        sizes = [jax.ShapeDtypeStruct(s, jnp.dtype(case.dtype)) for s in shapes(case, options)]
+        jax.eval_shape(function(case, kernel), *sizes)
+
+
+def measure(
+    case: Case, kernels: tuple[str, ...], options: BenchAttention
+) -> Iterator[dict[str, Any]]:
+    """A record of each kernel, of PyTorch's and of the products alone."""
+    sizes = shapes(case, options)
+    itemsize = jnp.dtype(case.dtype).itemsize
+    inputs_bytes = itemsize * sum(map(np.prod, sizes))
+    if lacks := _lacks(int(3 * inputs_bytes)):
+        yield from ({"kernel": kernel, "does_not_fit": lacks} for kernel in kernels)
+        return
+    arrays = draw(case, options)
+    auto = choose(sizes[0], sizes[1], plain=True)
+    named = dict.fromkeys(auto if kernel == "auto" else kernel for kernel in kernels)
+    contenders: dict[str, Contender] = {}
+    for kernel in named:
+        compiled, facts = _compile(case, kernel, arrays, options.dump)
+        facts["auto"] = kernel == auto and "auto" in kernels
+        if lacks := _lacks(facts["temporaries_bytes"] + facts["output_bytes"]):
+            yield {"kernel": kernel, "does_not_fit": lacks} | facts
+        else:
+            contenders[kernel] = Contender(partial(_wait, compiled, arrays), facts)
+    contenders |= _pytorch(case, arrays, options)
+    products = _products(case, options)
+    times = _times({name: c.call for name, c in contenders.items()} | products)
+    yield from _records(case, options, contenders, times, arrays)
+
+
+def _records(
+    case: Case,
+    options: BenchAttention,
+    contenders: dict[str, Contender],
+    times: dict[str, list[float]],
+    arrays: list[jax.Array],
+) -> Iterator[dict[str, Any]]:
+    heads = 2 if case.length > ALL_HEADS_TO else None
+    true = exact(arrays, causal=case.mask == "causal", heads=heads)
+    flops = _flops(case, options)
+    floor = _floor(case, options, times)
+    torch_s = statistics.median(times["torch"]) if "torch" in times else None
+    for name, contender in contenders.items():
+        taken = sorted(times[name])
+        median = statistics.median(taken)
+        yield {
+            "kernel": name,
+            "median_s": median,
+            "spread_s": [taken[len(taken) // 4], taken[-1 - len(taken) // 4]],
+            "samples": len(taken),
+            "gflops": flops / median / 1e9,
+            "share_of_products": floor / median,
+            "ratio_to_torch": None if torch_s is None else torch_s / median,
+            "error": true.error(contender.call()),
+        } | contender.facts
+
+
+def _compile(
+    case: Case, kernel: str, arrays: list[jax.Array], dump: Path | None
+) -> tuple[Any, dict[str, Any]]:
+    """The compiled program and what is known of it before it runs."""
+    one = parallel.make_mesh(jax.devices()[:1])
+    precision = "float32" if case.dtype == "float32" else None
+    with jax.default_matmul_precision(precision):
+        lowered = parallel.compile(function(case, kernel), one).lower(*arrays)
+        began = time.perf_counter()
+        compiled = lowered.compile()
+    if dump is not None:
+        dump.mkdir(parents=True, exist_ok=True)
+        name = "-".join(map(str, (kernel.replace(":", "."), *case)))
+        (dump / f"{name}.hlo.txt").write_text(compiled.as_text(), "utf-8")
+    memory = compiled.memory_analysis()
+    return compiled, {
+        "compile_s": time.perf_counter() - began,
+        "temporaries_bytes": memory.temp_size_in_bytes,
+        "input_bytes": memory.argument_size_in_bytes,
+        "output_bytes": memory.output_size_in_bytes,
+    }
+
+
+def _wait(compiled: Any, arrays: list[jax.Array]) -> list[jax.Array]:
+    return jax.block_until_ready(compiled(*arrays))
+
+
+def _pytorch(case: Case, arrays: list[jax.Array], options: BenchAttention) -> dict[str, Contender]:
+    """PyTorch's `scaled_dot_product_attention`, where it is installed and has the same device."""
+    if importlib.util.find_spec("torch") is None:
+        return {}
+    torch: Any = importlib.import_module("torch")
+    on_gpu = jax.default_backend() == "gpu"
+    if jax.default_backend() == "tpu" or (on_gpu and not torch.cuda.is_available()):
+        return {}
+    dtype = getattr(torch, case.dtype)
+    tensors = [
+        torch.from_numpy(np.array(x.astype(jnp.float32))).to("cuda" if on_gpu else "cpu", dtype)
+        for x in arrays
+    ]
+    attention = partial(
+        torch.nn.functional.scaled_dot_product_attention,
+        is_causal=case.mask == "causal",
+        enable_gqa=options.key_heads is not None,
+    )
+
+    def forward() -> list[Any]:
+        with torch.no_grad():
+            output = attention(*tensors[:3])
+        return finished([output])
+
+    def both() -> list[Any]:
+        inputs = [x.detach().requires_grad_() for x in tensors[:3]]
+        output = attention(*inputs)
+        output.backward(tensors[3])
+        return finished([output, *(x.grad for x in inputs)])
+
+    def finished(found: list[Any]) -> list[Any]:
+        if on_gpu:
+            torch.cuda.synchronize()
+        return [x.detach() for x in found]
+
+    return {"torch": Contender(both if case.direction == "both" else forward, {})}
+
+
+def _products(case: Case, options: BenchAttention) -> dict[str, Callable[[], Any]]:
+    """The two products of attention alone, of as many heads as take a moment."""
+    heads, length, width = _product_heads(case, options), case.length, options.head_size
+    shape, square = (heads, length, width), (heads, length, length)
+    x, y = (jnp.ones(shape, case.dtype), jnp.ones(square, case.dtype))
+    one = parallel.make_mesh(jax.devices()[:1])
+    compiled = {
+        "scores": (parallel.compile(lambda a, b: a @ b.swapaxes(1, 2), one), (x, x)),
+        "sum": (parallel.compile(lambda a, b: a @ b, one), (y, x)),
+    }
+    return {
+        name: partial(lambda f, a: jax.block_until_ready(f(*a)), *each)
+        for name, each in compiled.items()
+    }
+
+
+def _product_heads(case: Case, options: BenchAttention) -> int:
+    return max(1, min(case.batch * options.heads, 2**24 // case.length**2))
+
+
+def _floor(case: Case, options: BenchAttention, times: dict[str, list[float]]) -> float:
+    """Seconds of the products alone at the rates measured for their shapes.
+
+    Forward: the scores and the weighted sum; backward: one more product like the first and three
+    like the second. A causal mask needs half of each.
+    """
+    counts = {"scores": 2, "sum": 4} if case.direction == "both" else {"scores": 1, "sum": 1}
+    whole = sum(n * statistics.median(times[name]) for name, n in counts.items())
+    heads = case.batch * options.heads / _product_heads(case, options)
+    return whole * heads * _seen(case)
+
+
+def _flops(case: Case, options: BenchAttention) -> float:
+    """Of the products: two forward, four backward, 2 · T · S · H for each head."""
+    products = 6 if case.direction == "both" else 2
+    each = 2 * case.length**2 * options.head_size * case.batch * options.heads
+    return products * each * _seen(case)
+
+
+def _seen(case: Case) -> float:
+    """The share of scores that the mask leaves."""
+    return (case.length + 1) / (2 * case.length) if case.mask == "causal" else 1.0
+
+
+def _times(calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+    """Seconds a call: all take turns, so that a change of the machine's pace meets all alike."""
+    counts, samples = {}, {}
+    for name, call in calls.items():
+        once = _timed(call, 1)
+        counts[name] = max(1, round(SAMPLE_S / once))
+        samples[name] = int(np.clip(SAMPLES[1] / max(once, 0.1) * 0.1, *SAMPLES))
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(SAMPLES[1]):
+        for name, call in calls.items():
+            if turn < samples[name]:
+                found[name].append(_timed(call, counts[name]))
+    return found
+
+
+def _timed(call: Callable[[], Any], count: int) -> float:
+    """Seconds a call, after one that is not counted: threads that have idled wake up slowly."""
+    call()
+    began = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - began) / count
+
+
+def _lacks(needed: int) -> str | None:
+    """Why so many bytes more cannot be had; None: they can."""
+    device = jax.devices()[0]
+    stats = device.memory_stats()
+    if stats:
+        free = stats["bytes_limit"] - stats["bytes_in_use"]
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return f"needs {needed:,} bytes, {free:,} are free" if needed > free else None
