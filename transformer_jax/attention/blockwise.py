@@ -31,6 +31,9 @@ class Blocks(NamedTuple):
 
 BLOCKS = Blocks()
 
+_LEAST = 64
+"""Queries in a block of a small window: below, the steps of the loop cost more than they save."""
+
 
 def blockwise(
     query: Float[Array, "B N T H"],
@@ -76,16 +79,18 @@ class _Plan(NamedTuple):
         return -(-self.queries // self.size.queries), -(-self.keys // self.size.keys)
 
     def reach(self, block: Any) -> tuple[Any, Any]:
-        """The first block of keys that some query of `block` sees, and the one after the last."""
-        first, last = 0, self.counts[1]
+        """The first key that some query of `block` sees, and how many blocks of keys from there on.
+
+        In a window every block of queries has as many, so that the loop's length is known.
+        """
+        first, blocks = block * self.size.queries, self.counts[1]
         if self.aligned and self.window is not None:
-            nearest = jnp.maximum(block * self.size.queries - self.window, 0)
-            first = nearest // self.size.keys
-        if self.aligned and (self.causal or self.window is not None):
-            ahead = 0 if self.causal else self.window or 0
-            furthest = (block + 1) * self.size.queries - 1 + ahead
-            last = jnp.minimum(furthest // self.size.keys + 1, last)
-        return first, last
+            span = _span(self.size.queries, self.keys, self.window, self.causal)
+            count = -(-span // self.size.keys)
+            return jnp.clip(first - self.window, 0, (blocks - count) * self.size.keys), count
+        if self.aligned and self.causal:
+            blocks = jnp.minimum((first + self.size.queries - 1) // self.size.keys + 1, blocks)
+        return 0, blocks
 
 
 class _Row(NamedTuple):
@@ -101,8 +106,22 @@ def _plan(query: Array, key: Array, mask: Mask, blocks: Blocks) -> _Plan:
     _, heads, queries, _ = query.shape
     _, shared, keys, _ = key.shape
     size = Blocks(min(blocks.queries, queries), min(blocks.keys, keys))
+    if mask.aligned and mask.window is not None:
+        size = _size_in_window(size, keys, mask.window, mask.causal)
     rule = (mask.causal, mask.window, mask.aligned)
     return _Plan(heads, heads // shared, queries, keys, size, *rule)
+
+
+def _size_in_window(most: Blocks, keys: int, window: int, causal: bool) -> Blocks:
+    """Blocks of a window's size: the keys that a block of queries sees, in as few as may be."""
+    queries = min(most.queries, max(_LEAST, window // 2))
+    span = _span(queries, keys, window, causal)
+    return Blocks(queries, -(-span // -(-span // most.keys)))
+
+
+def _span(queries: int, keys: int, window: int, causal: bool) -> int:
+    """How many keys so many queries in a row see in a window, at most."""
+    return min(queries + window * (1 if causal else 2), keys)
 
 
 def _filled(x: Array, size: int, axis: int) -> Array:
@@ -129,20 +148,20 @@ def _rows(plan: _Plan, mask: Mask, batch: int) -> _Row:
     )
 
 
-def _seen(plan: _Plan, row: _Row, i: Any, j: Any) -> Array | None:
-    """Whether the queries of block i see the keys of block j; None: they do."""
+def _seen(plan: _Plan, row: _Row, i: Any, start: Any) -> Array | None:
+    """Whether the queries of block i see the block of keys from `start` on; None: they do."""
     if row.key_segments is None and not plan.causal and plan.window is None:
         return None
 
-    def cut(array: Array | None, block: Any, size: int) -> Any:
-        return None if array is None else _block(array, block, size)[None]
+    def cut(array: Array | None, start: Any, size: int) -> Any:
+        return None if array is None else _block(array, start, size)[None]
 
     queries, keys = plan.size
     rule = Mask(
-        cut(row.query_segments, i, queries),
-        cut(row.query_positions, i, queries),
-        cut(row.key_segments, j, keys),
-        cut(row.key_positions, j, keys),
+        cut(row.query_segments, i * queries, queries),
+        cut(row.query_positions, i * queries, queries),
+        cut(row.key_segments, start, keys),
+        cut(row.key_positions, start, keys),
         causal=plan.causal,
         window=plan.window,
     )
@@ -155,8 +174,8 @@ def _product(a: Array, b: Array, axis_a: int, axis_b: int) -> Array:
     return lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
 
-def _block(x: Array, block: Any, size: int) -> Array:
-    return lax.dynamic_slice_in_dim(x, block * size, size)
+def _block(x: Array, start: Any, size: int) -> Array:
+    return lax.dynamic_slice_in_dim(x, start, size)
 
 
 def _over_heads(
@@ -188,24 +207,25 @@ def _forward(
 
     def head(row: _Row, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
         def block_of_queries(i: Array) -> tuple[Array, Array]:
-            q_i = _block(q, i, plan.size.queries)
+            q_i = _block(q, i * plan.size.queries, plan.size.queries)
+            first, count = plan.reach(i)
 
             def block_of_keys(j: Any, carry: tuple) -> tuple:
                 output, most, total = carry
-                scores = _product(q_i, _block(k, j, plan.size.keys), 1, 1)
-                seen = _seen(plan, row, i, j)
+                start = first + j * plan.size.keys
+                scores = _product(q_i, _block(k, start, plan.size.keys), 1, 1)
+                seen = _seen(plan, row, i, start)
                 scores = scores if seen is None else jnp.where(seen, scores, NOTHING)
                 new = jnp.maximum(most, jnp.max(scores, axis=1))
                 weights = jnp.exp(scores - new[:, None])
                 shrink = jnp.exp(most - new)
-                more = _product(weights.astype(v.dtype), _block(v, j, plan.size.keys), 1, 0)
+                more = _product(weights.astype(v.dtype), _block(v, start, plan.size.keys), 1, 0)
                 total = total * shrink + jnp.sum(weights, axis=1)
                 return output * shrink[:, None] + more, new, total
 
-            first, last = plan.reach(i)
             size = plan.size.queries
             carry = jnp.zeros((size, width)), jnp.full((size,), NOTHING), jnp.zeros((size,))
-            output, most, total = _loop(first, last, block_of_keys, carry)
+            output, most, total = _loop(count, block_of_keys, carry)
             some = most > NOTHING / 2
             output = jnp.where(some[:, None], output / jnp.where(some, total, 1)[:, None], 0)
             return output.astype(q.dtype), jnp.where(some, most + jnp.log(total), -NOTHING)
@@ -221,11 +241,11 @@ def _forward(
     return output, (query, key, value, rows, output, log_total)
 
 
-def _loop(first: Any, last: Any, step: Callable[[Any, Any], Any], carry: Any) -> Any:
-    """`lax.fori_loop`, without a loop where there is one step."""
-    if isinstance(first, int) and isinstance(last, int) and last - first == 1:
-        return step(first, carry)
-    return lax.fori_loop(first, last, step, carry)
+def _loop(count: Any, step: Callable[[Any, Any], Any], carry: Any) -> Any:
+    """`lax.fori_loop` from 0, without a loop where there is one step."""
+    if isinstance(count, int) and count == 1:
+        return step(0, carry)
+    return lax.fori_loop(0, count, step, carry)
 
 
 def _backward(plan: _Plan, kept: tuple, gradient: Array) -> tuple[Any, ...]:
@@ -238,23 +258,26 @@ def _backward(plan: _Plan, kept: tuple, gradient: Array) -> tuple[Any, ...]:
         row: _Row, q: Array, g: Array, log_sum: Array, d: Array, k: Array, v: Array
     ) -> tuple[Array, Array, Array]:
         def block_of_queries(carry: tuple, i: Array) -> tuple[tuple, Array]:
-            q_i, g_i, log_i, d_i = (_block(x, i, size.queries) for x in (q, g, log_sum, d))
+            of_queries = (q, g, log_sum, d)
+            q_i, g_i, log_i, d_i = (_block(x, i * size.queries, size.queries) for x in of_queries)
+            first, count = plan.reach(i)
 
             def block_of_keys(j: Any, carry: tuple) -> tuple:
                 d_q, d_k, d_v = carry
-                k_j, v_j = _block(k, j, size.keys), _block(v, j, size.keys)
+                start = first + j * size.keys
+                k_j, v_j = _block(k, start, size.keys), _block(v, start, size.keys)
                 scores = _product(q_i, k_j, 1, 1)
-                seen = _seen(plan, row, i, j)
+                seen = _seen(plan, row, i, start)
                 scores = scores if seen is None else jnp.where(seen, scores, NOTHING)
                 weights = jnp.exp(scores - log_i[:, None])
                 d_scores = weights * (_product(g_i, v_j, 1, 1) - d_i[:, None])
                 d_scores = d_scores.astype(q.dtype)
-                d_k = _add_block(d_k, _product(d_scores, q_i, 0, 0), j)
-                d_v = _add_block(d_v, _product(weights.astype(q.dtype), g_i, 0, 0), j)
+                d_k = _add_block(d_k, _product(d_scores, q_i, 0, 0), start)
+                d_v = _add_block(d_v, _product(weights.astype(q.dtype), g_i, 0, 0), start)
                 return d_q + _product(d_scores, k_j, 1, 0), d_k, d_v
 
-            start = (jnp.zeros(q_i.shape, jnp.float32), *carry)
-            d_q, d_k, d_v = _loop(*plan.reach(i), block_of_keys, start)
+            zeros = jnp.zeros(q_i.shape, jnp.float32)
+            d_q, d_k, d_v = _loop(count, block_of_keys, (zeros, *carry))
             return (d_k, d_v), d_q
 
         zeros = jnp.zeros(k.shape, jnp.float32)
@@ -273,9 +296,9 @@ def _backward(plan: _Plan, kept: tuple, gradient: Array) -> tuple[Any, ...]:
     return d_q, of_group(d_k), of_group(d_v), None
 
 
-def _add_block(total: Array, more: Array, j: Any) -> Array:
-    size = more.shape[0]
-    return lax.dynamic_update_slice_in_dim(total, _block(total, j, size) + more, j * size, 0)
+def _add_block(total: Array, more: Array, start: Any) -> Array:
+    sum_ = _block(total, start, more.shape[0]) + more
+    return lax.dynamic_update_slice_in_dim(total, sum_, start, 0)
 
 
 _attend.defvjp(_forward, _backward)
