@@ -6,7 +6,7 @@ PY := .venv/bin/python
 RUN := .venv/bin/transformer-jax
 INSTALLED := .venv/.installed
 
-.PHONY: help quickstart test check ci-long multi30k layers readme clean
+.PHONY: help quickstart test check ci-long multi30k layers windows readme clean
 
 help:
 	@echo "make quickstart  train on the built-in corpus (about 5 minutes) and translate"
@@ -15,6 +15,7 @@ help:
 	@echo "make ci-long     the notebook and a short run from end to end"
 	@echo "make multi30k    train on Multi30k (about an hour) and write results/multi30k_en_de.json"
 	@echo "make layers      measure stacked against separate layers, results/layers.json"
+	@echo "make windows     measure what windows of attention cost, results/windows.json"
 	@echo "make readme      bring tables and figures up to date with results/ and the code"
 
 # Made anew only when what it is made from changes.
@@ -54,6 +55,9 @@ multi30k: $(INSTALLED)
 
 layers: $(INSTALLED)
 	$(PY) -m transformer_jax.benchmark.layers
+
+windows: $(INSTALLED)
+	$(PY) -m transformer_jax.benchmark.windows
 
 readme: $(INSTALLED)
 	$(PY) -m transformer_jax.benchmark.readme

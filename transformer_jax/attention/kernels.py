@@ -129,8 +129,9 @@ def choose(
         return "xla"
     if isinstance(mask, jax.Array):  # a dense mask, which blockwise has not
         return "reference"
-    narrow = mask is not None and mask.aligned and mask.window is not None
-    crossing = CROSSING_IN_WINDOW if narrow and 4 * mask.window <= keys else CROSSING
+    window = mask.window if mask is not None and mask.aligned else None
+    narrow = window is not None and 4 * window <= keys
+    crossing = CROSSING_IN_WINDOW if narrow else CROSSING
     return "blockwise" if queries * keys >= crossing else "reference"
 
 
