@@ -6,18 +6,20 @@ PY := .venv/bin/python
 RUN := .venv/bin/transformer-jax
 INSTALLED := .venv/.installed
 
-.PHONY: help quickstart test check ci-long multi30k attention-kinds layers readme docs clean
+.PHONY: help quickstart test check ci-long multi30k attention attention-kinds layers windows readme docs clean
 
 help:
-	@echo "make quickstart  train on the built-in corpus (about 5 minutes) and translate"
-	@echo "make test        the tests (at most 10 minutes)"
-	@echo "make check       ruff, pyright, import-linter"
-	@echo "make ci-long     the notebook and a short run from end to end"
-	@echo "make multi30k    train on Multi30k (about an hour) and write results/multi30k_en_de.json"
-	@echo "make attention-kinds  train nine kinds of attention on Multi30k (about 90 minutes)"
-	@echo "make layers      measure stacked against separate layers, results/layers.json"
-	@echo "make docs        draw the pictures of docs/attention.md"
-	@echo "make readme      bring tables and figures up to date with results/ and the code"
+	@echo "make quickstart        train on the built-in corpus (about 5 minutes) and translate"
+	@echo "make test              the tests (at most 10 minutes)"
+	@echo "make check             ruff, pyright, import-linter"
+	@echo "make ci-long           the notebook and a short run from end to end"
+	@echo "make multi30k          train on Multi30k (about an hour) and write results/multi30k_en_de.json"
+	@echo "make attention-kinds   train nine kinds of attention on Multi30k (about 90 minutes)"
+	@echo "make attention         measure the kernels of attention, PyTorch's beside (about 20 minutes)"
+	@echo "make layers            measure stacked against separate layers, results/layers.json"
+	@echo "make docs              draw the pictures of docs/attention.md"
+	@echo "make windows           measure what windows of attention cost, results/windows.json"
+	@echo "make readme            bring tables and figures up to date with results/ and the code"
 
 # Made anew only when what it is made from changes.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -58,8 +60,16 @@ attention-kinds: $(INSTALLED)
 	$(PY) -m transformer_jax.benchmark.attention_kinds --data $(MULTI30K)
 	$(MAKE) readme
 
+attention: $(INSTALLED)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[peers]'
+	$(RUN) bench attention --out results/attention
+	$(MAKE) readme
+
 layers: $(INSTALLED)
 	$(PY) -m transformer_jax.benchmark.layers
+
+windows: $(INSTALLED)
+	$(PY) -m transformer_jax.benchmark.windows
 
 readme: $(INSTALLED)
 	$(PY) -m transformer_jax.benchmark.readme

@@ -121,7 +121,9 @@ def test_masks() -> None:
     mask = Mask(query_segments=segments, key_segments=keys)
     wanted = [[1, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0]]
     np.testing.assert_array_equal(mask.dense(4, 5)[0, 0], np.array(wanted, bool))
-    np.testing.assert_array_equal(mask.lengths(4, 5), [[1, 1, 2, 0]])
+    first, length = mask.sentences(4, 5)
+    np.testing.assert_array_equal(first, [[0, 0, 1, 0]])
+    np.testing.assert_array_equal(length, [[1, 1, 2, 0]])
     # Positions that start anew in each segment: the window is within the sentence.
     own, theirs = jnp.array([[0, 1, 0, 0]]), jnp.array([[0, 0, 1, 0, 0]])
     near = Mask(segments, own, keys, theirs)

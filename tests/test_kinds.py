@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
+from jax.tree_util import Partial
 from jaxtyping import Array
 
 from transformer_jax.attention import (
+    gathered,
     gumbel_attention,
     hard_attention,
     latent_attention,
@@ -21,6 +23,7 @@ from transformer_jax.attention import (
     scores,
     soft_attention,
 )
+from transformer_jax.attention.gathered import local_p_gathered
 from transformer_jax.attention.kinds import predicted_centre
 
 pytestmark = pytest.mark.usefixtures("strict")
@@ -172,6 +175,55 @@ def test_gradients_of_what_kinds_learn_are_finite_differences() -> None:
         return local_p_attention(QUERY, KEY, VALUE, MASK, **wide)[0]
 
     check_grads(by_centre, (W, V), order=1, modes=["rev"], atol=1e-2, rtol=1e-2)
+
+
+SENTENCES = jnp.array([[0] * QUERIES, [0, 0, 3, 3, 3]]), jnp.array([[6] * QUERIES, [3, 3, 4, 4, 0]])
+"""In two rows: where the sentence begins that each query looks at, and its length."""
+
+
+@pytest.mark.parametrize("held", [gathered.HELD, 1])
+@pytest.mark.parametrize("window", [1, 2, KEYS])
+@pytest.mark.parametrize("score", ["dot", "scaled_dot", "additive"])
+def test_gathered_windows_are_local_p_attention(
+    score: str, window: int, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In values and gradients, many queries at once or one at a time; `SENTENCES` are packed."""
+    monkeypatch.setattr(gathered, "HELD", held)
+    first, length = SENTENCES
+    position = jnp.arange(KEYS)[None, None] - first[:, :, None]
+    seen = (position >= 0) & (position < length[:, :, None])
+    comparing = Partial(scores.additive, w=W, u=U, v=V) if score == "additive" else SCORES[score][0]
+
+    def centre_of(share: Array) -> Array:
+        return share * length[:, None].astype(jnp.float32)
+
+    def ours(share: Array, score: Partial, query: Array, keys: Array, values: Array) -> Array:
+        options = {"centre": centre_of(share), "window": window, "score": score}
+        return local_p_gathered(query, keys, values, first, length, **options)
+
+    def wanted(share: Array, score: Partial, query: Array, keys: Array, values: Array) -> Array:
+        options = {"centre": centre_of(share), "window": window, "score": score}
+        options["key_positions"] = jnp.broadcast_to(position[:, None], (2, HEADS, QUERIES, KEYS))
+        return local_p_attention(query, keys, values, seen[:, None], **options)[0]
+
+    share = jnp.stack([CENTRE / KEYS, jnp.array([[0.0, 1.0, 0.25, 0.5, 0.5], [1, 0.4, 0, 0.9, 1]])])
+    arrays = [jnp.stack([x, x[::-1]]) for x in (QUERY, KEY, VALUE)]
+    given = (share, Partial(comparing), *arrays)
+    (found, back), (exactly, back_exactly) = jax.vjp(ours, *given), jax.vjp(wanted, *given)
+    np.testing.assert_allclose(found, exactly, atol=2e-6)
+    assert not np.any(found[1, :, 4]), "an empty sentence"
+    gradient = draw(9, *found.shape)
+    leaves = (jax.tree.leaves(b(gradient)) for b in (back, back_exactly))
+    for a, b in zip(*leaves, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_gathered_windows_are_the_formula() -> None:
+    keys = jnp.full((1, QUERIES), KEYS)
+    options = {"centre": CENTRE[None], "window": WINDOW, "score": Partial(scores.scaled_dot)}
+    found = local_p_gathered(QUERY[None], KEY[None], VALUE[None], 0 * keys, keys, **options)
+    by_hand = weights_by_hand(SCORES["scaled_dot"][1], near(exact(CENTRE)), gaussian)
+    np.testing.assert_allclose(found[0], by_hand @ exact(VALUE), atol=2e-6)
 
 
 def test_predicted_centre_is_the_formula() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from common import (
     VOCABULARY,
+    assert_gradients_close,
     assert_packed_is_unpacked,
     build,
     flat,
@@ -83,6 +84,10 @@ RARE += ("one key head", "grouped, additive")
 """What differs little from another kind is tried by `make ci-long`."""
 
 
+def rarely(value: Any) -> Any:
+    return pytest.param(value, marks=pytest.mark.long)
+
+
 def parameter(name: str) -> Any:
     return pytest.param(KINDS[name], id=name, marks=[pytest.mark.long] * (name in RARE))
 
@@ -147,6 +152,49 @@ def test_steps_with_small_blocks_are_teacher_forcing() -> None:
     """Blocks that are out of reach of a window are skipped, of the right queries."""
     local = tiny(**everywhere(kind="local-m", window=1))
     assert_steps_are_teacher_forcing(local, partial(blockwise, blocks=Blocks(1, 2, 2)))
+
+
+@pytest.fixture
+def gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_kinds, "GATHERED", 0)
+    monkeypatch.setattr(layer_kinds, "RATIO", 0)
+
+
+def gathering(**attention: Any) -> ModelConfig:
+    """Of a size of its own, for the compiled functions of others to be of others."""
+    places = ("encoder_attention", "cross_attention")
+    local = everywhere(*places, kind="local-p", window=1, **attention)
+    return tiny(**local, heads=4, kv_heads=2, d_ff=20)
+
+
+@pytest.mark.usefixtures("gathered")
+@pytest.mark.parametrize(
+    "score", ["additive", "location", *map(rarely, ("scaled_dot", "dot", "general"))]
+)
+def test_gathered_windows_are_those_of_all_scores(score: str) -> None:
+    kind = gathering(score=score)
+    model, params = build(kind)
+    batch = Batch(*map(jnp.asarray, make_batch(LENGTHS)[:3]))
+
+    def loss(params: Any, kernel: str) -> Any:
+        logits, aux = model.clone(kernel=kernel).apply({"params": params}, batch)
+        return jnp.sum(jnp.sin(logits)), (logits, aux)
+
+    run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnames="kernel")
+    (_, (logits, aux)), grads = run(params, kernel="auto")
+    (_, (wanted, weights)), wanted_grads = run(params, kernel="reference")
+    assert "encoder/0/self_attention" in weights
+    assert "encoder/0/self_attention" not in aux
+    np.testing.assert_allclose(logits, wanted, rtol=0, atol=5e-6)
+    assert_gradients_close(grads, wanted_grads, 1e-4)
+
+
+@pytest.mark.usefixtures("gathered")
+def test_gathered_windows_with_padding_packing_and_steps() -> None:
+    kind = gathering()
+    test_padding_changes_nothing(kind)
+    assert_packed_is_unpacked(kind, make_batch(LENGTHS), 5e-6)
+    assert_steps_are_teacher_forcing(kind)
 
 
 def assert_steps_are_teacher_forcing(kind: ModelConfig, kernel: Any = "auto") -> None:

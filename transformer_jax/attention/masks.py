@@ -63,10 +63,26 @@ class Mask:
             seen &= jnp.abs(ahead) <= self.window
         return seen[:, None]
 
-    def lengths(self, queries: Size, keys: Size) -> Int[Array, "#B T"]:
-        """How many tokens the sentence has that each query looks at."""
-        real = self._same_segment(jnp.ones((1, queries, keys), bool))
-        return jnp.sum(real, axis=-1)
+    def sentences(self, queries: Size, keys: Size) -> tuple[Int[Array, "#B T"], Int[Array, "#B T"]]:
+        """The index at which the sentence begins that each query looks at, and its length.
+
+        The sentences of a row stand one after the other, in the order of their segments.
+        """
+        if self.key_segments is None:
+            return jnp.zeros((1, queries), jnp.int32), jnp.full((1, queries), keys, jnp.int32)
+        if self.query_segments is None:
+            length = jnp.sum(self.key_segments > 0, axis=1, keepdims=True, dtype=jnp.int32)
+            length = jnp.broadcast_to(length, (length.shape[0], queries))
+            return jnp.zeros_like(length), length
+        rows = jnp.broadcast_shapes(self.key_segments.shape[:1], self.query_segments.shape[:1])
+        last = jnp.iinfo(jnp.int32).max
+        row = jnp.where(self.key_segments > 0, self.key_segments, last)
+        row, segment = (jnp.broadcast_to(x, rows + x.shape[1:]) for x in (row, self.query_segments))
+        first, end = (
+            jax.vmap(partial(jnp.searchsorted, side=side))(row, segment)
+            for side in ("left", "right")
+        )
+        return first, end - first
 
     def _same_segment(self, seen: Bool[Array, "1 #T S"]) -> Bool[Array, "#B #T S"]:
         if self.key_segments is not None:

@@ -100,6 +100,7 @@ class MultiHeadAttention(nn.Module):
             max_length=self.config.max_length,
             random=None if key is None else jax.random.fold_in(key, 1),
             attend=partial(attend, bias=bias, kernel=self.kernel, dropout=drop),
+            weights=self.kernel == "reference",
         )
         attended: Attended = self.weighing(given)
         context: Any = getattr(attended, "context", attended)

@@ -36,7 +36,14 @@ def additive(
     v: Float[Array, "*N H"],
 ) -> Float[Array, "*B T S"]:
     """v·tanh(W q + U k), which takes memory T · S · H (Bahdanau et al. 2015, appendix A.1.2)."""
-    hidden = jnp.tanh((query @ w)[..., :, None, :] + (keys @ u)[..., None, :, :])
+    return added(query @ w, keys @ u, v)
+
+
+def added(
+    query: Float[Array, "*B T H"], keys: Float[Array, "*B S H"], v: Float[Array, "*N H"]
+) -> Float[Array, "*B T S"]:
+    """v·tanh(q + k), of W q and U k: `additive`."""
+    hidden = jnp.tanh(query[..., :, None, :] + keys[..., None, :, :])
     return jnp.einsum("...tsh,...h->...ts", hidden, v, preferred_element_type=jnp.float32)
 
 

@@ -62,6 +62,30 @@ def layers() -> str:
     return _table(("layers", "step, ms", "compile, s", "temporaries, MiB"), rows)
 
 
+def windows() -> str:
+    """What a query of local attention costs, beside global attention."""
+    rows = results.read("windows")["rows"]
+    lengths = sorted({row["length"] for row in rows})
+    found: dict[tuple[str, int | None], dict[tuple[str, int], dict[str, Any]]] = {}
+    for row in rows:
+        kind = found.setdefault((row["kind"], row["window"]), {})
+        kind[row["mode"], row["length"]] = row
+
+    def cells(mode: str, value: str, unit: float, text: str) -> Callable[[Any], str]:
+        return lambda kind: " / ".join(format(kind[mode, n][value] / unit, text) for n in lengths)
+
+    columns = {
+        "thousand operations": cells("forward", "flops_per_query", 1e3, ",.0f"),
+        "µs, forward": cells("forward", "us_per_query", 1, ".1f"),
+        "µs, forward and backward": cells("both", "us_per_query", 1, ".1f"),
+    }
+    table = [
+        (f"`{kind}`, D = {window}" if window else f"`{kind}`", *(c(x) for c in columns.values()))
+        for (kind, window), x in sorted(found.items(), key=lambda f: (f[0][0], f[0][1] or 0))
+    ]
+    return _table((f"a query, of {' / '.join(map(str, lengths))}", *columns), table)
+
+
 def config_table() -> str:
     """Every field of the config, its default and what it means."""
     return _table(("field", "default", "meaning"), list(_field_rows(Config(), _field_texts())))
@@ -93,6 +117,7 @@ def tree() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "multi30k": multi30k,
     "layers": layers,
+    "windows": windows,
     "config": config_table,
     "tree": tree,
 }

@@ -1,0 +1,116 @@
+"""Does a window's cost follow from the window, and not from the length?
+
+    python -m transformer_jax.benchmark.windows
+
+Counts the operations of soft, local-m and local-p self-attention and times them, alternately, for
+windows of D positions on each side and growing lengths; writes results/windows.json.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import Partial
+
+from transformer_jax.allocator import restart_with_allocator
+from transformer_jax.attention import Mask, attend, scores
+from transformer_jax.attention.gathered import local_p_gathered
+from transformer_jax.benchmark import results
+from transformer_jax.benchmark.flops import count_flops
+
+WINDOWS = (16, 64, 256)
+LENGTHS = (512, 1024, 2048, 4096)
+HEADS, WIDTH = 8, 64
+REPEATS = 3
+
+Arrays = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+"""Query, keys, values [1, N, S, H] and the share [1, N, S] of the length that is the centre."""
+
+
+def soft(arrays: Arrays, window: int) -> jax.Array:
+    """All keys, by the kernel that computes in blocks; `window` is not used."""
+    return attend(*arrays[:3], kernel="blockwise")[0]
+
+
+def local_m(arrays: Arrays, window: int) -> jax.Array:
+    """A sliding window."""
+    return attend(*arrays[:3], Mask(window=window), kernel="blockwise")[0]
+
+
+def local_p(arrays: Arrays, window: int) -> jax.Array:
+    """Windows around given positions."""
+    query, keys, values, share = arrays
+    length = jnp.full((1, query.shape[2]), keys.shape[2])
+    near = {"centre": share * keys.shape[2], "window": window, "score": Partial(scores.scaled_dot)}
+    return local_p_gathered(query, keys, values, 0 * length, length, **near)
+
+
+def both(kind: Callable[..., Any], arrays: Arrays, window: int) -> Any:
+    """The context and the gradients of all arrays for a gradient like the query."""
+    context, back = jax.vjp(partial(kind, window=window), arrays)
+    return context, back(arrays[0])
+
+
+KINDS = {"soft": soft, "local-m": local_m, "local-p": local_p}
+MODES: dict[str, Callable[..., Any]] = {
+    "forward": lambda kind, arrays, window: kind(arrays, window),
+    "both": both,
+}
+
+
+def flops_per_query(kind: str, mode: str, length: int, window: int) -> float:
+    """Counted operations of matrix products for a query of one head."""
+    shape = (1, HEADS, length, WIDTH)
+    array = jax.ShapeDtypeStruct(shape, jnp.float32)
+    share = jax.ShapeDtypeStruct(shape[:3], jnp.float32)
+    run = partial(MODES[mode], KINDS[kind], window=window)
+    return count_flops(run, (array, array, array, share)) / (HEADS * length)
+
+
+def measure(length: int, window: int) -> list[dict[str, Any]]:
+    """Operations and median microseconds for a query of one head, of each kind and mode."""
+    key = jax.random.key(0)
+    shape = (1, HEADS, length, WIDTH)
+    arrays = tuple(jax.random.normal(jax.random.fold_in(key, i), shape) for i in range(3))
+    arrays += (jax.random.uniform(key, shape[:3]),)
+    runs = {
+        (kind, mode): jax.jit(partial(MODES[mode], KINDS[kind], window=window))
+        for kind in KINDS
+        for mode in MODES
+        if kind != "soft" or window == WINDOWS[0]  # which has no window
+    }
+    times: dict[tuple[str, str], list[float]] = {name: [] for name in runs}
+    for _ in range(REPEATS + 1):
+        for name, run in runs.items():
+            began = time.perf_counter()
+            jax.block_until_ready(run(arrays))
+            times[name].append(time.perf_counter() - began)
+    return [
+        {
+            "kind": kind,
+            "mode": mode,
+            "length": length,
+            "window": None if kind == "soft" else window,
+            "flops_per_query": flops_per_query(kind, mode, length, window),
+            "us_per_query": statistics.median(values[1:]) / (HEADS * length) * 1e6,
+        }
+        for (kind, mode), values in times.items()
+    ]
+
+
+def main() -> None:
+    """Measures every length and window and writes the result file."""
+    restart_with_allocator()
+    found = [row for length in LENGTHS for window in WINDOWS for row in measure(length, window)]
+    about = {"heads": HEADS, "head_size": WIDTH, "batch": 1, "repeats": REPEATS}
+    print(results.write("windows", "make windows", about | {"rows": found}))
+
+
+if __name__ == "__main__":
+    main()
