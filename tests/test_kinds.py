@@ -192,7 +192,7 @@ def test_gathered_windows_are_local_p_attention(
     first, length = SENTENCES
     position = jnp.arange(KEYS)[None, None] - first[:, :, None]
     seen = (position >= 0) & (position < length[:, :, None])
-    comparing = Partial(scores.additive, w=W, u=U, v=V) if score == "additive" else SCORES[score][0]
+    learnt = {"w": W, "u": U, "v": V} if score == "additive" else {}
 
     def centre_of(share: Array) -> Array:
         return share * length[:, None].astype(jnp.float32)
@@ -208,7 +208,7 @@ def test_gathered_windows_are_local_p_attention(
 
     share = jnp.stack([CENTRE / KEYS, jnp.array([[0.0, 1.0, 0.25, 0.5, 0.5], [1, 0.4, 0, 0.9, 1]])])
     arrays = [jnp.stack([x, x[::-1]]) for x in (QUERY, KEY, VALUE)]
-    given = (share, Partial(comparing), *arrays)
+    given = (share, Partial(getattr(scores, score), **learnt), *arrays)
     (found, back), (exactly, back_exactly) = jax.vjp(ours, *given), jax.vjp(wanted, *given)
     np.testing.assert_allclose(found, exactly, atol=2e-6)
     assert not np.any(found[1, :, 4]), "an empty sentence"

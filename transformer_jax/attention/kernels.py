@@ -129,15 +129,9 @@ def choose(
         return "xla"
     if isinstance(mask, jax.Array):  # a dense mask, which blockwise has not
         return "reference"
-    window = mask.window if mask is not None and mask.aligned else None
-    narrow = window is not None and 4 * window <= keys
-    crossing = CROSSING_IN_WINDOW if narrow else CROSSING
-    return "blockwise" if queries * keys >= crossing else "reference"
+    return "blockwise" if queries * keys >= CROSSING else "reference"
 
 
-CROSSING = 512 * 512
-"""Queries times keys from which `blockwise` is taken on a CPU."""
-
-CROSSING_IN_WINDOW = 192 * 192
-"""The same where a window hides half of the keys or more: measured with 8 heads of 64, windows of
-4 to 64 and batches of 1 and 8 on two cores of an AMD EPYC, forward and with the backward pass."""
+CROSSING = 128 * 128
+"""Queries times keys from which `blockwise` is faster on a CPU, forward and with the backward pass:
+measured with 4 and 8 heads, batches of 1 to 64 and each mask, on two cores of an AMD EPYC."""

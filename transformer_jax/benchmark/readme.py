@@ -71,11 +71,11 @@ def windows() -> str:
         kind = found.setdefault((row["kind"], row["window"]), {})
         kind[row["mode"], row["length"]] = row
 
-    def cells(mode: str, value: str, unit: float, text: str) -> Callable[[Any], str]:
+    def cells(mode: str, value: str, unit: int, text: str) -> Callable[[Any], str]:
         return lambda kind: " / ".join(format(kind[mode, n][value] / unit, text) for n in lengths)
 
     columns = {
-        "thousand operations": cells("forward", "flops_per_query", 1e3, ",.0f"),
+        "thousand operations": cells("forward", "flops_per_query", 1000, ",.0f"),
         "µs, forward": cells("forward", "us_per_query", 1, ".1f"),
         "µs, forward and backward": cells("both", "us_per_query", 1, ".1f"),
     }
