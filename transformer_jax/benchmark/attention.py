@@ -306,6 +306,7 @@ def _times(calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
     """Seconds a call: all take turns, so that a change of the machine's pace meets all alike."""
     counts, samples = {}, {}
     for name, call in calls.items():
+        call()
         once = _timed(call, 1)
         counts[name] = max(1, round(SAMPLE_S / once))
         samples[name] = int(np.clip(SAMPLES[1] / max(once, 0.1) * 0.1, *SAMPLES))
@@ -318,12 +319,22 @@ def _times(calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
 
 
 def _timed(call: Callable[[], Any], count: int) -> float:
-    """Seconds a call, after one that is not counted: threads that have idled wake up slowly."""
-    call()
+    """Seconds a call. Where many are timed, one comes before: idle threads wake up slowly."""
+    if count > 1:
+        call()
     began = time.perf_counter()
     for _ in range(count):
         call()
     return (time.perf_counter() - began) / count
+
+
+def _available() -> int:
+    """Bytes of the host's memory that can be had without swapping."""
+    info = Path("/proc/meminfo")
+    if info.exists():
+        fields = dict(line.split(":") for line in info.read_text("utf-8").splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _lacks(needed: int) -> str | None:
@@ -333,5 +344,5 @@ def _lacks(needed: int) -> str | None:
     if stats:
         free = stats["bytes_limit"] - stats["bytes_in_use"]
     else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = _available()
     return f"needs {needed:,} bytes, {free:,} are free" if needed > free else None
