@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax import parallel, plot
+from transformer_jax import parallel
 from transformer_jax.attention import Mask, attend
 from transformer_jax.attention.kernels import KERNELS, choose
 from transformer_jax.benchmark import attention_report, results
@@ -69,6 +69,8 @@ def bench(options: BenchAttention) -> None:
         found = sizes | attention_report.summary(records) | {"records": records}
         command = " ".join(["transformer-jax bench attention", *sys.argv[3:]])
         print(results.write(options.out.name, command, found, options.out.parent))
+        from transformer_jax import plot
+
         plot.save(plot.scaling(attention_report.curves(records)), options.out.with_suffix(".svg"))
 
 
@@ -126,7 +128,9 @@ def usable(options: BenchAttention) -> tuple[str, ...]:
 
 
 def check(options: BenchAttention, kernels: tuple[str, ...]) -> None:
-    """ValueError: sizes or a kernel with which some case cannot be computed."""
+    """ValueError: sizes or a kernel with which some case cannot be computed, or no way to plot."""
+    if options.out is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("--out: the plot needs matplotlib; pip install 'transformer-jax[plot]'")
     for name in ("heads", "head_size", *(["key_heads"] if options.key_heads else [])):
         if getattr(options, name) < 1:
             flag = name.replace("_", "-")
@@ -341,8 +345,5 @@ def _lacks(needed: int) -> str | None:
     """Why so many bytes more cannot be had; None: they can."""
     device = jax.devices()[0]
     stats = device.memory_stats()
-    if stats:
-        free = stats["bytes_limit"] - stats["bytes_in_use"]
-    else:
-        free = _available()
+    free = stats["bytes_limit"] - stats["bytes_in_use"] if stats else _available()
     return f"needs {needed:,} bytes, {free:,} are free" if needed > free else None

@@ -47,6 +47,23 @@ def multi30k() -> str:
     return _table(("Multi30k English-German, test_2016_flickr", ""), rows)
 
 
+def attention() -> str:
+    """Kernel `auto` against PyTorch's attention."""
+    found = results.read("attention")
+    columns = list(itertools.product(("forward", "both"), ("1", "8")))
+    rows = [
+        (
+            f"{int(length):,}{', causal' if 'causal' in key else ''}",
+            *(f"{found[key][direction][batch][length]:.2f}" for direction, batch in columns),
+        )
+        for key in ("ratio_to_torch", "ratio_to_torch_causal")
+        for length in found[key]["forward"]["1"]
+    ]
+    names = {"forward": "forward", "both": "forward and backward"}
+    head = ("length", *(f"{names[d]}, batch {b}" for d, b in columns))
+    return _table(head, rows)
+
+
 def layers() -> str:
     """Stacked against separate layers."""
     rows = [
@@ -116,6 +133,7 @@ def tree() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "multi30k": multi30k,
+    "attention": attention,
     "layers": layers,
     "windows": windows,
     "config": config_table,

@@ -1,0 +1,170 @@
+"""`transformer-jax bench attention`: what it measures, judges, writes and refuses."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from transformer_jax.benchmark import attention, attention_report
+from transformer_jax.benchmark.attention_report import exponent, summary
+from transformer_jax.benchmark.exact import exact
+from transformer_jax.cli import main
+
+SMALL = ["--heads=2", "--head-size=4", "--batches", "1"]
+
+MODULE = """
+from transformer_jax.attention import attend
+
+def twice(query, key, value, mask, *, bias, dropout):
+    output, _ = attend(query, key, value, mask, kernel="reference")
+    return 2 * output, None
+
+def narrow(query, key, value, mask, *, bias, dropout):
+    return value[..., :1], None
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Few samples, in a folder with a module of the user's."""
+    monkeypatch.setattr(attention, "SAMPLE_S", 1e-4)
+    monkeypatch.setattr(attention, "SAMPLES", (2, 2))
+    monkeypatch.setattr(attention, "_pytorch", lambda *_: {})
+    (tmp_path / "my_kernels.py").write_text(MODULE, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def bench(*arguments: str) -> None:
+    main(["bench", "attention", *SMALL, *arguments])
+
+
+def test_kernels_are_measured_and_a_wrong_one_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernels = ["--kernels", "auto", "blockwise", "my_kernels:twice"]
+    bench("--lengths", "8", "16", *kernels, "--out", "made/x", "--dump", "hlo")
+    lines = capsys.readouterr().out.splitlines()
+    judged = {line.split()[2]: "WRONG" in line for line in lines if " forward " in line}
+    assert judged == {"reference": False, "blockwise": False, "my_kernels:twice": True}
+
+    found = json.loads((tmp_path / "made/x.json").read_text("utf-8"))
+    assert found["max_error"]["blockwise"]["float32"] < 2e-6
+    assert found["max_error"]["my_kernels:twice"]["float32"] == pytest.approx(1)
+    assert len(found["records"]) == 2 * 2 * 2 * 3  # lengths, masks, directions, kernels
+    for record in found["records"]:
+        assert record["median_s"] > 0
+        assert record["gflops"] > 0
+        assert record["share_of_products"] > 0
+        assert record["input_bytes"] == 4 * 4 * 2 * record["length"] * 4
+        assert record["auto"] == (record["kernel"] == "reference")
+    assert (tmp_path / "made/x.svg").stat().st_size > 0
+    dumped = {path.name for path in (tmp_path / "hlo").iterdir()}
+    assert len(dumped) == len(found["records"])
+    name = "my_kernels.twice-float32-1-causal-16-both.hlo.txt"
+    assert "HloModule" in (tmp_path / "hlo" / name).read_text("utf-8")
+
+
+def test_what_does_not_fit_is_told_and_the_rest_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_available", lambda: 40_000)
+    bench("--lengths", "16", "512", "--kernels", "reference", "--masks", "full")
+    out = capsys.readouterr().out
+    needed = 3 * 4 * 4 * 2 * 512 * 4
+    assert f"does not fit: needs {needed:,} bytes, 40,000 are free" in out
+    assert sum("does not fit" in line for line in out.splitlines()) == 2
+    assert sum(line.startswith("      16") for line in out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--kernels", "blokwise"], "kernel 'blokwise': unknown; did you mean blockwise?"),
+        (["--kernels", "cudnn"], "kernel cudnn: runs on gpu, not on cpu; use xla"),
+        (["--kernels", "nowhere:f"], "kernel 'nowhere:f': cannot be imported: No module"),
+        (["--kernels", "my_kernels:narrow"], "an output of (1, 2, 8, 4) and weights or None"),
+        (["--kernels", "my_kernels:narrow"], "not (1, 2, 8, 1)"),
+        (["--key-heads=3"], "2 query heads: must be a multiple of the 3 key heads"),
+        (["--key-heads=0"], "--key-heads=0: must be at least 1"),
+        (["--lengths", "0"], "--lengths: must name numbers of at least 1"),
+        (["--masks", "full", "fulll"], "fulll"),
+        (["--leghts", "8"], "did you mean --lengths?"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        bench("--lengths", "8", *arguments)
+    printed = capsys.readouterr()
+    assert stop.value.code == 2
+    assert len(printed.err.splitlines()) == 1
+    assert words in printed.err
+    assert not printed.out
+
+
+def test_without_names_all_kernels_that_run_here_are_measured() -> None:
+    options = attention.BenchAttention(lengths=(8,), heads=2, head_size=4)
+    assert attention.usable(options) == ("auto", "reference", "blockwise", "xla")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_exact_gradients_are_those_of_the_exact_output(causal: bool) -> None:
+    draws = jax.random.normal(jax.random.key(0), (6, 2, 5, 3))
+    arrays = [draws[:4].reshape(1, 4, 10, 3)[:, :, :5], draws[4:5], draws[5:], draws[:4]]
+    arrays[3] = jax.random.normal(jax.random.key(1), arrays[0].shape)
+    true = exact(arrays, causal=causal)
+    assert true.heads == [(0, 0), (0, 1)]
+
+    def total(which: int, change: np.ndarray) -> float:
+        moved = list(arrays)
+        moved[which] = arrays[which] + change
+        output = exact(moved, causal=causal).arrays[0]
+        return float(np.sum(output * np.asarray(arrays[3]).reshape(output.shape)))
+
+    rng = np.random.default_rng(0)
+    for which in range(3):
+        way = rng.standard_normal(arrays[which].shape).astype(np.float32)
+        slope = (total(which, 1e-2 * way) - total(which, -1e-2 * way)) / 2e-2
+        gradient = true.arrays[1 + which]
+        assert slope == pytest.approx(float(np.sum(gradient * way.reshape(gradient.shape))), 1e-3)
+
+
+def test_the_error_of_some_heads_is_of_those() -> None:
+    arrays = [jax.random.normal(jax.random.key(i), (2, 3, 4, 2)) for i in range(4)]
+    true = exact(arrays, causal=False, heads=2)
+    assert true.heads == [(0, 0), (1, 2)]
+    whole = exact(arrays, causal=False)
+    output = jax.numpy.asarray(whole.arrays[0].reshape(2, 3, 4, 2), "float32")
+    assert true.error([output]) < 1e-6
+    assert true.error([output.at[0, 1].add(1.0)]) < 1e-6
+    assert true.error([output.at[1, 2].add(1.0)]) > 0.1
+
+
+def test_the_summary_holds_every_ratio() -> None:
+    def record(kernel: str, batch: int, length: int, seconds: float, **more: object) -> dict:
+        case = {"dtype": "float32", "batch": batch, "mask": "full", "direction": "both"}
+        known = {"error": 1e-7 * length, "temporaries_bytes": 8 * length, "ratio_to_torch": None}
+        return case | {"length": length, "kernel": kernel, "median_s": seconds} | known | more
+
+    lengths = (256, 1024, 4096)
+    records = [
+        record("blockwise", batch, n, 3e-9 * n**2, auto=True, ratio_to_torch=n / batch)
+        for batch in (1, 8)
+        for n in lengths
+    ]
+    records.append(record("reference", 1, 4096, 1.0, temporaries_bytes=8 * 4096 * 10))
+    found = summary(records)
+    for batch in (1, 8):
+        ratios = {str(n): n / batch for n in lengths}
+        assert found["ratio_to_torch"]["both"][str(batch)] == ratios
+    assert found["ratio_to_torch_causal"] == {}
+    assert found["memory_ratio_to_reference_at_4096"] == pytest.approx(0.1)
+    assert found["max_error"]["blockwise"]["float32"] == pytest.approx(4096e-7)
+    assert found["exponents"][0]["time"] == pytest.approx(2)
+    assert found["exponents"][0]["temporaries"] == pytest.approx(1)
+    assert exponent(records[:1], "median_s") is None
+    assert "blockwise: T^2.0" in attention_report.curves(records)["forward and backward, ms"]
