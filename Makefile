@@ -6,7 +6,7 @@ PY := .venv/bin/python
 RUN := .venv/bin/transformer-jax
 INSTALLED := .venv/.installed
 
-.PHONY: help quickstart test check ci-long multi30k layers readme clean
+.PHONY: help quickstart test check ci-long multi30k recipes layers readme clean
 
 help:
 	@echo "make quickstart  train on the built-in corpus (about 5 minutes) and translate"
@@ -14,6 +14,7 @@ help:
 	@echo "make check       ruff, pyright, import-linter"
 	@echo "make ci-long     the notebook and a short run from end to end"
 	@echo "make multi30k    train on Multi30k (about an hour) and write results/multi30k_en_de.json"
+	@echo "make recipes     train latent attention and its baselines (5 minutes), results/recipes.json"
 	@echo "make layers      measure stacked against separate layers, results/layers.json"
 	@echo "make readme      bring tables and figures up to date with results/ and the code"
 
@@ -50,6 +51,10 @@ multi30k: $(INSTALLED)
 	  --config.data.train $(MULTI30K)/train.en.gz,$(MULTI30K)/train.de.gz \
 	  --config.data.dev $(MULTI30K)/val.en.gz,$(MULTI30K)/val.de.gz
 	$(PY) -m transformer_jax.benchmark.multi30k --run runs/multi30k_en_de --data $(MULTI30K)
+	$(MAKE) readme
+
+recipes: $(INSTALLED)
+	$(PY) -m transformer_jax.benchmark.recipes
 	$(MAKE) readme
 
 layers: $(INSTALLED)

@@ -61,6 +61,26 @@ def layers() -> str:
     return _table(("layers", "step, ms", "compile, s", "temporaries, MiB"), rows)
 
 
+def recipes() -> str:
+    """Latent attention and its baselines."""
+    found = results.read("recipes")["models"]
+    rows = [
+        (
+            name,
+            f"{model['parameters']:,}",
+            *(_spread(model[labels]) for labels in ("both", "trigger", "action")),
+        )
+        for name, model in found.items()
+    ]
+    return _table(("% right, least to most", "parameters", "both", "trigger", "action"), rows)
+
+
+def _spread(shares: list[float]) -> str:
+    """Percentages from the least to the most."""
+    ends = [f"{100 * end:.1f}" for end in (min(shares), max(shares))]
+    return " to ".join(dict.fromkeys(ends))
+
+
 def config_table() -> str:
     """Every field of the config, its default and what it means."""
     return _table(("field", "default", "meaning"), list(_field_rows(Config(), _field_texts())))
@@ -92,6 +112,7 @@ def tree() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "multi30k": multi30k,
     "layers": layers,
+    "recipes": recipes,
     "config": config_table,
     "tree": tree,
 }
