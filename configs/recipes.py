@@ -26,7 +26,7 @@ def get_config() -> Config:
             labels=2,
             layers=0,
             d_model=64,
-            heads=1,
+            heads=2,
             max_length=32,
             positions="learned",
             tied="none",

@@ -65,6 +65,31 @@ def test_it_learns_all_that_it_holds(variant: ModelConfig) -> None:
         assert np.any(leaf) or name.endswith("key/bias") or hard, name
 
 
+def test_latent_weights_are_the_formula_of_the_paper() -> None:
+    """l = softmax(uᵀE), A = softmax(VᵀE) over positions, w = A l: in float64."""
+    config = labelling("latent", positions="learned", heads=1, bias=False)
+    _, params = build(config)
+    batch = make_batch(LENGTHS)
+    _, aux = forward(config)(batch)
+    exact = {name: np.asarray(leaf, np.float64) for name, leaf in flat(params).items()}
+
+    def softmax(scores: np.ndarray) -> np.ndarray:
+        e = np.exp(scores - scores.max())
+        return e / e.sum()
+
+    u = exact["queries"] @ exact["cross_attention/query/kernel"][:, 0] / config.d_model**0.5
+    for number, (row, (length, _)) in enumerate(zip(batch.source, LENGTHS, strict=True)):
+        table, places = (exact[f"source_embedding/{part}"] for part in ("embedding", "positions"))
+        e = table[row[:length]] * config.d_model**0.5 + places[:length]
+        e = e @ exact["cross_attention/key/kernel"][:, 0]
+        v = exact["cross_attention/weighing/active"][0]
+        active = [softmax((token @ v)[:length]) for token in e]
+        wanted = [softmax(e @ label) @ np.stack(active) for label in u]
+        found = aux["labels/cross_attention"][number, 0]
+        np.testing.assert_allclose(found[:, :length], wanted, atol=2e-6)
+        assert not found[:, length:].any()
+
+
 def test_each_label_is_independent(variant: ModelConfig) -> None:
     """A label's logits depend on its own query, on no other's and on no target."""
     model, params = build(variant)

@@ -28,7 +28,7 @@ _SOFT: dict[str, Any] = {"cross_attention": AttentionConfig()}
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {
     "latent": (1, {}),
     "soft (attention pooling)": (1, _SOFT),
-    "soft, twice as wide, twice the steps": (2, _SOFT | {"d_model": 128}),
+    "soft, one head, twice as wide, twice the steps": (2, _SOFT | {"heads": 1, "d_model": 128}),
     "latent, no positions": (1, {"positions": "none"}),
     "soft, no positions": (1, _SOFT | {"positions": "none"}),
     "soft on an encoder layer": (1, _SOFT | {"layers": 1, "d_ff": 128}),
