@@ -17,7 +17,7 @@ from transformer_jax.config import (
     TrainConfig,
 )
 
-STEPS = 1500
+STEPS = 1000
 
 
 def get_config() -> Config:
@@ -42,6 +42,6 @@ def get_config() -> Config:
             decay_steps=STEPS,
             label_smoothing=0.0,
         ),
-        train=TrainConfig(steps=STEPS, best="loss", save_every=500, log_every=100),
+        train=TrainConfig(steps=STEPS, best="loss", save_every=STEPS, log_every=100),
         decode=DecodeConfig(beam=1),
     )

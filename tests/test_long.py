@@ -40,7 +40,7 @@ def test_the_quickstart_learns_the_grammar(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_latent_attention_reads_recipes_that_pooling_cannot(tmp_path: Path) -> None:
-    """On couples of services, such as Instagram and Dropbox, that training never joins."""
+    """On couples of services that training never joins."""
     found: dict[str, dict[str, float]] = {}
     for kind in ("latent", "soft"):
         run = f"--run={tmp_path / kind}"

@@ -11,7 +11,7 @@ from transformer_jax.config import TokenizerConfig
 from transformer_jax.grammar import Pair
 
 SPLITS = ("train", "validation", "test")
-DIGEST = "4a7d7fb445eefa2bc2571b7b7d85bbbe567fa0f6cc75224084c6ba3536064b11"
+DIGEST = "2de8a44d8b45ac3b05d306fca27ee4dd31a7cb021768bd131831a13b61d734d0"
 """SHA-256 of all recipes: results that were measured on the corpus hold for this one only."""
 
 SERVICES = {service.name: service for service in recipes.SERVICES}
@@ -108,7 +108,7 @@ def order(words: list[str]) -> tuple[str, Hashable]:
 
 @pytest.mark.parametrize(
     ("view", "least", "most"),
-    [(nothing, 0.45, 0.55), (bag, 0.45, 0.6), (places, 0.5, 0.65), (order, 1.0, 1.0)],
+    [(nothing, 0.45, 0.55), (bag, 0.45, 0.6), (places, 0.5, 0.7), (order, 1.0, 1.0)],
 )
 def test_only_function_words_in_their_order_tell_trigger_from_action(
     view: Callable[[list[str]], tuple[str, Hashable]], least: float, most: float

@@ -6,8 +6,8 @@ task of Chen et al. 2016). The corpus is the same at every call and on every mac
 
 No service, verb or thing tells which of the two services is the trigger; only words such as "to"
 and "whenever" do, by where they stand. The first service is the trigger in half of the recipes. The
-best rule that knows all words but no order is right in 54 %, one that knows where the two services
-stand in 64 %. What validation and test join, training never does.
+best rule that knows all words but no order is right in 53 %, one that knows where the two services
+stand in 66 %. What validation and test join, training never does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformer_jax.grammar import Pair
 
 T = TypeVar("T")
 
-_SEED = 2016
+_SEED = 1611
 _SIZES = {"train": 8000, "validation": 500, "test": 1000}
 _COUPLES = {"validation": 12, "test": 24}
 """Of the 120 couples of services, those that training never has, in neither role."""
