@@ -1,7 +1,7 @@
 """The encoder-decoder Transformer (Vaswani et al. 2017, section 3) as pure Linen modules.
 
-The only collection is "params". Dropout keys, caches and masks are arguments and return values;
-`key=None` means evaluation: no dropout.
+A classifier takes its encoder, or its embeddings alone. The only collection is "params". Dropout
+keys, caches and masks are arguments and return values; `key=None` means evaluation: no dropout.
 """
 
 from __future__ import annotations
@@ -391,7 +391,8 @@ class Classifier(Transformer):
 
     Each label, and the end symbol behind the last one, has a query of its own that attends over the
     encoder's output, or with `layers=0` over the embeddings: of kind soft that is attention
-    pooling, of kind latent the model of Chen et al. 2016 (section 3). No label knows of another.
+    pooling, of kind latent the model of Chen et al. 2016 (section 3), with a projection of the
+    embeddings where the paper sums vectors of a second table. No label knows of another.
     """
 
     def setup(self) -> None:
