@@ -6,7 +6,7 @@ PY := .venv/bin/python
 RUN := .venv/bin/transformer-jax
 INSTALLED := .venv/.installed
 
-.PHONY: help quickstart test check ci-long multi30k attention attention-kinds layers windows readme docs clean
+.PHONY: help quickstart test check ci-long multi30k recipes attention attention-kinds layers windows readme docs clean
 
 help:
 	@echo "make quickstart        train on the built-in corpus (about 5 minutes) and translate"
@@ -16,6 +16,7 @@ help:
 	@echo "make multi30k          train on Multi30k (about an hour) and write results/multi30k_en_de.json"
 	@echo "make attention-kinds   train nine kinds of attention on Multi30k (about 90 minutes)"
 	@echo "make attention         measure the kernels of attention, PyTorch's beside (about 20 minutes)"
+	@echo "make recipes           train latent attention and its baselines (5 minutes), results/recipes.json"
 	@echo "make layers            measure stacked against separate layers, results/layers.json"
 	@echo "make docs              draw the pictures of docs/attention.md"
 	@echo "make windows           measure what windows of attention cost, results/windows.json"
@@ -54,6 +55,10 @@ multi30k: $(INSTALLED)
 	  --config.data.train $(MULTI30K)/train.en.gz,$(MULTI30K)/train.de.gz \
 	  --config.data.dev $(MULTI30K)/val.en.gz,$(MULTI30K)/val.de.gz
 	$(PY) -m transformer_jax.benchmark.multi30k --run runs/multi30k_en_de --data $(MULTI30K)
+	$(MAKE) readme
+
+recipes: $(INSTALLED)
+	$(PY) -m transformer_jax.benchmark.recipes
 	$(MAKE) readme
 
 attention-kinds: $(INSTALLED)

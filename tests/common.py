@@ -20,7 +20,7 @@ from transformer_jax.config import (
     TrainConfig,
 )
 from transformer_jax.loss import token_loss
-from transformer_jax.model import Transformer
+from transformer_jax.model import Transformer, make_model
 from transformer_jax.step import LossFn
 from transformer_jax.types import Batch, Params
 
@@ -81,7 +81,7 @@ def build(
     config: ModelConfig, source: int = VOCABULARY, target: int = VOCABULARY
 ) -> tuple[Transformer, Params]:
     """A model and parameters of which none is 0 or 1, so that every term shows."""
-    model = Transformer(config, source, target)
+    model = make_model(config, source, target)
     params = jax.eval_shape(model.init, jax.random.key(0), make_batch([(5, 4)]))["params"]
     draw = np.random.default_rng(0)
 

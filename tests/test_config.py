@@ -61,6 +61,10 @@ BAD = [
         {"tokenizer": {"sampling": 1.0}},
         "tokenizer.sampling=1.0: must be below 1 for tokenizer.kind=b",
     ),
+    (
+        {"tokenizer": {"kind": "word", "sampling": 0.1}},
+        "tokenizer.sampling=0.1: must be 0 for tokenizer.kind=word",
+    ),
     ({"tokenizer": {"sampling": -0.1}}, "tokenizer.sampling=-0.1: must be at least 0"),
     ({"tokenizer": {"joint": False}}, "model.tied='all': must be decoder or none"),
 ]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from transformer_jax import Translator
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -34,6 +36,27 @@ def test_the_quickstart_learns_the_grammar(tmp_path: Path) -> None:
     exact = {score["corpus"]: score["exact"] for score in scores}
     assert exact["grammar:test_seen"] >= 0.90, exact
     assert exact["grammar:test_new"] >= 0.85, exact
+
+
+@pytest.mark.long
+def test_latent_attention_reads_recipes_that_pooling_cannot(tmp_path: Path) -> None:
+    """On couples of services that training never joins."""
+    found: dict[str, dict[str, float]] = {}
+    for kind in ("latent", "soft"):
+        run = f"--run={tmp_path / kind}"
+        config = ("--config=configs/recipes.py", f"--config.model.cross-attention.kind={kind}")
+        program("train", *config, run)
+        found[kind] = json.loads(program("evaluate", run, "--data", "recipes:test", "--json"))
+    assert found["latent"]["exact"] >= 0.95, found
+    assert found["soft"]["exact"] <= 0.7, found
+    sentences = [
+        "Autosave Instagram photos to your Dropbox folder",
+        "Post photos in your Dropbox folder to Instagram",
+    ]
+    assert Translator.load(tmp_path / "latent")(sentences) == [
+        "instagram.new_photo dropbox.save_file",
+        "dropbox.new_file instagram.post_photo",
+    ]
 
 
 COPYING = """

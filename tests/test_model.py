@@ -46,6 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "untied, output bias, gelu": {"tied": "none", "output_bias": True, "activation": "gelu"},
     "learned positions, silu": {"positions": "learned", "tied": "decoder", "activation": "silu"},
     "odd width, scale": {"positions": "learned", "d_model": 15, "heads": 3, "embedding_scale": 2.0},
+    "no positions": {"positions": "none"},
     "swiglu, no biases, halves": {
         "activation": "swiglu",
         "bias": False,

@@ -249,6 +249,16 @@ def test_training_reads_a_bounded_even_sample(monkeypatch: pytest.MonkeyPatch) -
     assert [line[0] for line in seen] == ["s"] * 200 + ["t"] * 200
 
 
+def test_words_are_whole_and_as_many_as_there_are() -> None:
+    texts = [("to be or", "be.it"), ("not to be", "so_be.it be.it")]
+    sides = tokenizer.train(texts, TokenizerConfig(kind="word", joint=False))
+    assert [side.size for side in sides] == [4 + 4, 4 + 2]
+    assert sides.target.pieces(sides.target.encode("so_be.it  be.it")) == ["▁so_be.it", "▁be.it"]
+    ids = sides.source.encode("to be sure")
+    assert ids[2] == UNK
+    assert sides.source.decode(ids[:2]) == "to be"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_vocabulary_out_of_bounds_names_the_bound_that_works(kind: Kind) -> None:
     for asked, word in ((5000, "most"), (261, "least")):

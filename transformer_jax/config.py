@@ -114,6 +114,7 @@ class AttentionConfig(_Section):
 
 _KINDS = ("soft", "hard", "gumbel", "local-m", "local-p", "latent", "plain")
 _SENSELESS = {
+    "local-m": "since labels stand at no place in the sentence",
     "hard": "since it is trained in one layer of cross_attention",
     "latent": "since its second weights need a whole sentence, as in cross_attention",
     "local-p": "since a sentence's length is unknown while it is decoded",
@@ -125,8 +126,11 @@ _SENSELESS = {
 class ModelConfig(_Section):
     """The Transformer's architecture (Vaswani et al. 2017, section 3). Defaults: the base model."""
 
+    labels: int | None = None
+    """With a number, the model classifies: a target is at most so many labels, one token each, and
+    each looks at the source with a `cross_attention` of its own query. None: it translates."""
     layers: int = 6
-    """Encoder layers (N)."""
+    """Encoder layers (N); 0, which is for labels only: they look at the embeddings."""
     decoder_layers: int | None = None
     """Decoder layers (M); None: as many as the encoder's."""
     d_model: int = 512
@@ -144,8 +148,11 @@ class ModelConfig(_Section):
     """Layer normalisation after each residual sum (the paper) or before each sub-layer."""
     norm_eps: float = 1e-6
     """Added to the variance in layer normalisation."""
-    positions: Literal["sinusoidal", "learned", "rotary", "alibi", "relative"] = "sinusoidal"
-    """How positions are encoded: added to embeddings (section 3.5), or within self-attention."""
+    positions: Literal["sinusoidal", "learned", "rotary", "alibi", "relative", "none"] = (
+        "sinusoidal"
+    )
+    """How positions are encoded: added to embeddings (section 3.5: sinusoidal, learned), or within
+    self-attention (rotary, alibi, relative)."""
     position_layout: Literal["interleaved", "halves"] = "interleaved"
     """Sine and cosine in alternating columns (the paper) or in two halves."""
     activation: Literal["relu", "gelu", "silu", "swiglu"] = "relu"
@@ -177,7 +184,11 @@ class ModelConfig(_Section):
     """Type of the computation; parameters, softmax, logits and loss stay float32."""
 
     def _validate(self) -> None:
-        self._require_positive("layers", "decoder_layers", "d_model", "heads", "d_ff", "norm_eps")
+        self._require_positive("decoder_layers", "d_model", "heads", "d_ff", "norm_eps", "labels")
+        if self.labels is None:
+            self._require_positive("layers")
+        else:
+            self._validate_classifier()
         self._require(self.max_length >= 2, "max_length", "at least 2 (a token and the end symbol)")
         divisors = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0]
         nearest = min(divisors, key=lambda n: abs(n - self.heads))
@@ -198,7 +209,20 @@ class ModelConfig(_Section):
         encoder, decoder = self.depths
         self._validate_attention("encoder_attention", encoder, ("hard", "latent"))
         self._validate_attention("decoder_attention", decoder, ("hard", "latent", "local-p"))
-        self._validate_attention("cross_attention", decoder, ("plain",))
+        unplaced = () if self.labels is None else ("local-m",)
+        self._validate_attention("cross_attention", decoder, ("plain", *unplaced))
+
+    def _validate_classifier(self) -> None:
+        self._require(self.layers >= 0, "layers", "at least 0")
+        self._require(self.tied == "none", "tied", "none where labels are set: they are no words")
+        missing = {"decoder_layers": "decoder", "decoder_attention": "decoder"}
+        if self.layers == 0:
+            missing["encoder_attention"] = "encoder layer"
+            outside = self.positions in ("sinusoidal", "learned", "none")
+            self._require(outside, "positions", "sinusoidal, learned or none where model.layers=0")
+        for name, part in missing.items():
+            left_out = getattr(self, name) in (None, AttentionConfig())
+            self._require(left_out, name, f"left out where the model has no {part}")
 
     def _validate_attention(self, name: str, depth: int, senseless: tuple[str, ...]) -> None:
         """`senseless`: kinds that make no sense in this place."""
@@ -235,7 +259,9 @@ class ModelConfig(_Section):
 
     @property
     def depths(self) -> tuple[int, int]:
-        """(encoder layers, decoder layers)."""
+        """(encoder layers, decoder layers); the one attention of labels counts as a layer."""
+        if self.labels is not None:
+            return self.layers, 1
         return self.layers, self.layers if self.decoder_layers is None else self.decoder_layers
 
 
@@ -253,10 +279,11 @@ BIG = ModelConfig(d_model=1024, heads=16, d_ff=4096, dropout=0.3)
 class TokenizerConfig(_Section):
     """Subwords: SentencePiece models trained by the tool or given by path."""
 
-    kind: Literal["bpe", "unigram"] = "bpe"
-    """The kind of SentencePiece model to train."""
+    kind: Literal["bpe", "unigram", "word"] = "bpe"
+    """The kind of SentencePiece model to train. Of words, those not in training are unknown."""
     vocabulary: int = 8000
-    """Number of ids of a trained model, special ones and the 256 bytes of the fallback included."""
+    """Number of ids of a trained model, special ones and the 256 bytes of the fallback included. Of
+    words there is no fallback, and there may be fewer."""
     joint: bool = True
     """One vocabulary for both languages, or one each."""
     symbols: tuple[str, ...] = ()
@@ -273,6 +300,8 @@ class TokenizerConfig(_Section):
     def _validate(self) -> None:
         self._require(self.vocabulary > 260, "vocabulary", "above 260 (4 special ids, 256 bytes)")
         self._require(0 <= self.sampling < math.inf, "sampling", "at least 0 and finite")
+        whole = self.kind == "word" and not self.models
+        self._require(not whole or self.sampling == 0, "sampling", "0 for tokenizer.kind=word")
         merges = self.kind == "bpe" and not self.models
         self._require(not merges or self.sampling < 1, "sampling", "below 1 for tokenizer.kind=bpe")
         self._require(len(self.models) <= 2, "models", "one path, or two (source, target)")
@@ -289,8 +318,8 @@ class TokenizerConfig(_Section):
 class DataConfig(_Section):
     """Where the pairs come from and how they become batches.
 
-    A corpus is `grammar` (built in), `SOURCE,TARGET` (two text files), `FILE.tsv` or `FILE.jsonl`;
-    each file may be gzipped (`.gz`).
+    A corpus is `grammar` or `recipes` (built in), `SOURCE,TARGET` (two text files), `FILE.tsv` or
+    `FILE.jsonl`; each file may be gzipped (`.gz`).
     """
 
     train: tuple[str, ...] = ("grammar",)
@@ -459,6 +488,11 @@ class Config(_Section):
             raise ValueError(
                 "data.packing=True: must be false where model.cross_attention.kind='hard', "
                 "whose reward is that of one sentence a row"
+            )
+        if self.model.labels is not None and self.data.packing:
+            raise ValueError(
+                f"data.packing=True: must be false where model.labels={self.model.labels}: "
+                "rows of labels are short"
             )
 
 

@@ -1,8 +1,8 @@
 """Where pairs of sentences come from, and the cache of their ids.
 
-A corpus is a string: `grammar` (built in; `grammar:test` names a split), `SOURCE,TARGET` (two text
-files), `FILE.tsv` or `FILE.jsonl`; each file may be gzipped (`.gz`). Only a line feed ends a line.
-This file knows nothing of batches.
+A corpus is a string: `grammar` or `recipes` (built in; `grammar:test` names a split),
+`SOURCE,TARGET` (two text files), `FILE.tsv` or `FILE.jsonl`; each file may be gzipped (`.gz`). Only
+a line feed ends a line. This file knows nothing of batches.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from typing import BinaryIO, NamedTuple, TypeGuard
 import numpy as np
 from jaxtyping import Bool, Int, Int32, Int64
 
-from transformer_jax import grammar
+from transformer_jax import grammar, recipes
 from transformer_jax.config import DataConfig
 from transformer_jax.tokenizer import EOS, Tokenizers
 
+_BUILT_IN = {"grammar": grammar, "recipes": recipes}
 _CHUNK = 65_536
 _FORMAT = 1
 _PATIENCE = 600.0  # seconds
@@ -49,12 +50,12 @@ def read_pairs(
 ) -> Iterator[tuple[str, str]]:
     """The pairs of `corpus`, one after the other.
 
-    `fields`: the two names in a JSONL line. `split`: which part of `grammar` is meant. ValueError:
-    no such corpus or file, no pair in it, or a line that is none, by its number.
+    `fields`: the two names in a JSONL line. `split`: which part of a built-in corpus is meant.
+    ValueError: no such corpus or file, no pair in it, or a line that is none, by its number.
     """
     kind, names = _parse(corpus, split)
     pairs = {
-        "grammar": lambda: _built_in(names[0]),
+        "built-in": lambda: _built_in(*names),
         "text": lambda: _parallel(names[0], names[1]),
         "tsv": lambda: _tab_separated(names[0]),
         "jsonl": lambda: _json_lines(names[0], fields),
@@ -88,8 +89,8 @@ def digest(corpus: str, split: str = "train") -> str:
     """SHA-256 of the corpus's text; compressed or not makes no difference."""
     kind, names = _parse(corpus, split)
     total = hashlib.sha256()
-    if kind == "grammar":
-        for source, target in _built_in(names[0]):
+    if kind == "built-in":
+        for source, target in _built_in(*names):
             total.update(f"{source}\t{target}\n".encode())
         return total.hexdigest()
     for name in names:
@@ -102,18 +103,18 @@ def digest(corpus: str, split: str = "train") -> str:
 
 
 def _parse(corpus: str, split: str) -> tuple[str, list[str]]:
-    """(kind, the grammar's split or the files)."""
+    """(kind, the built-in corpus and its split or the files)."""
     name, _, part = corpus.partition(":")
-    if name == "grammar":
-        return "grammar", [part or split]
+    if name in _BUILT_IN:
+        return "built-in", [name, part or split]
     if corpus.count(",") == 1:
         return "text", corpus.split(",")
     for kind in ("tsv", "jsonl"):
         if corpus.removesuffix(".gz").endswith(f".{kind}"):
             return kind, [corpus]
     raise ValueError(
-        f"corpus {corpus!r}: must be grammar, grammar:SPLIT, SOURCE,TARGET (two text files),"
-        " FILE.tsv or FILE.jsonl; files may end in .gz"
+        f"corpus {corpus!r}: must be grammar, recipes, either with :SPLIT, SOURCE,TARGET (two text"
+        " files), FILE.tsv or FILE.jsonl; files may end in .gz"
     )
 
 
@@ -135,8 +136,8 @@ def _open(path: str) -> Iterator[BinaryIO]:
         raise ValueError(f"{path}: {error.strerror}; must be a readable file") from error
 
 
-def _built_in(split: str) -> Iterator[tuple[str, str]]:
-    return ((pair.source, pair.target) for pair in grammar.load(split))
+def _built_in(name: str, split: str) -> Iterator[tuple[str, str]]:
+    return ((pair.source, pair.target) for pair in _BUILT_IN[name].load(split))
 
 
 def _parallel(source: str, target: str) -> Iterator[tuple[str, str]]:

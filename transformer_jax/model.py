@@ -1,7 +1,7 @@
 """The encoder-decoder Transformer (Vaswani et al. 2017, section 3) as pure Linen modules.
 
-The only collection is "params". Dropout keys, caches and masks are arguments and return values;
-`key=None` means evaluation: no dropout.
+A classifier takes its encoder, or its embeddings alone. The only collection is "params". Dropout
+keys, caches and masks are arguments and return values; `key=None` means evaluation: no dropout.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Embedding(nn.Module):
         elif config.positions == "sinusoidal":
             self.table = sinusoids(config.max_length, width, config.position_layout)
         else:
-            self.table = None  # self-attention knows of positions instead
+            self.table = None  # self-attention knows of positions instead, or nothing does
 
     def __call__(
         self, ids: Int[Array, "B T"], positions: Int[Array, "#B T"] | None, key: Key | None
@@ -302,10 +302,13 @@ class Transformer(nn.Module):
                 f"model.decoder_start_id={config.decoder_start_id}: must be below the target's "
                 f"{self.target_vocabulary} ids"
             )
-        shape = (self.target_vocabulary, config.d_model)
-        if config.tied == "none":
+        self._set_output_up()
+
+    def _set_output_up(self) -> None:
+        shape = (self.target_vocabulary, self.config.d_model)
+        if self.config.tied == "none":
             self.output = self.param("output", nn.initializers.xavier_uniform(), shape)
-        if config.output_bias:
+        if self.config.output_bias:
             self.output_bias = self.param("output_bias", nn.initializers.zeros, shape[:1])
 
     def __call__(self, batch: Batch, key: Key | None = None) -> tuple[Float[Array, "B T V"], Aux]:
@@ -383,6 +386,82 @@ class Transformer(nn.Module):
         return logits, DecodeState(state.memory, caches), aux
 
 
+class Classifier(Transformer):
+    """Source ids to logits of labels, which take the place of the target's tokens.
+
+    Each label, and the end symbol behind the last one, has a query of its own that attends over the
+    encoder's output, or with `layers=0` over the embeddings: of kind soft that is attention
+    pooling, of kind latent the model of Chen et al. 2016 (section 3), with a projection of the
+    embeddings where the paper sums vectors of a second table. No label knows of another.
+    """
+
+    def setup(self) -> None:
+        config = self.config
+        self.source_embedding = Embedding(config, self.source_vocabulary)
+        self.encoder = Encoder(config, self.kernel)
+        self.cross_attention = MultiHeadAttention(config, "cross_attention", 0, self.kernel)
+        shape = ((config.labels or 0) + 1, config.d_model)
+        self.queries = self.param("queries", nn.initializers.normal(1.0), shape)
+        self._set_output_up()
+
+    def __call__(self, batch: Batch, key: Key | None = None) -> tuple[Float[Array, "B T V"], Aux]:
+        """Logits of the first T labels. ValueError: there are not so many."""
+        encoder_key, labels_key = _split(key, 2)
+        check_labels(self.config, batch.target_out.shape[1])
+        memory, encoder_aux = self.encode(batch.source, key=encoder_key)
+        queries = self.queries[: batch.target_out.shape[1]]
+        logits, aux = self._label(queries, memory, padding_mask(batch.source), labels_key)
+        return logits, encoder_aux | aux
+
+    def _label(
+        self,
+        queries: Float[Array, "T D"],
+        memory: Float[Array, "B S D"],
+        mask: Mask,
+        key: Key | None = None,
+    ) -> tuple[Float[Array, "B T V"], Aux]:
+        keys = _split(key, 2)
+        x = jnp.broadcast_to(queries.astype(memory.dtype), (memory.shape[0], *queries.shape))
+        projected = self.cross_attention.project(memory)
+        y, attended = self.cross_attention(x, projected, mask, keys[0])
+        x = x + dropout(y, self.config.dropout, keys[1])
+        aux = {f"labels/{name}": found for name, found in _named(cross_attention=attended).items()}
+        return self.logits(x), aux
+
+    def start(self, source: Int[Array, "B S"], beams: int, length: int) -> DecodeState:
+        """The logits of all labels; hypotheses, of whatever number and length, have no state."""
+        memory, _ = self.encode(source)
+        logits, _ = self._label(self.queries, memory, padding_mask(source))
+        return DecodeState(logits, ())
+
+    def step(
+        self, ids: Int[Array, "B K"], state: DecodeState, index: Int[Array, ""]
+    ) -> tuple[Float[Array, "B K V"], DecodeState, Aux]:
+        """Logits of the label at position `index`, whatever `ids` came before."""
+        logits = jnp.take(state.memory, index, axis=1, mode="clip")[:, None]
+        return jnp.broadcast_to(logits, (*ids.shape, logits.shape[-1])), state, {}
+
+
+def make_model(
+    config: ModelConfig,
+    source_vocabulary: int,
+    target_vocabulary: int,
+    kernel: str | Kernel = "auto",
+) -> Transformer:
+    """The model that `config` describes: a `Classifier` if it has labels."""
+    kind = Transformer if config.labels is None else Classifier
+    return kind(config, source_vocabulary, target_vocabulary, kernel)
+
+
+def check_labels(config: ModelConfig, length: int) -> None:
+    """ValueError: a target of `length` tokens has more labels than a classifier knows."""
+    if config.labels is not None and length > config.labels + 1:
+        raise ValueError(
+            f"model.labels={config.labels}: must be at least {length - 1}, since there are targets "
+            f"of {length} tokens with the end symbol"
+        )
+
+
 def abstract_params(model: Transformer) -> Params:
     """The tree of the model's parameters, with shapes and types in the place of arrays."""
     ids = jnp.zeros((1, 1), jnp.int32)
@@ -391,7 +470,7 @@ def abstract_params(model: Transformer) -> Params:
 
 def count_parameters(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> int:
     """The number of parameters of a model."""
-    tree = abstract_params(Transformer(config, source_vocabulary, target_vocabulary))
+    tree = abstract_params(make_model(config, source_vocabulary, target_vocabulary))
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from transformer_jax import corpus, data, parallel, tokenizer
 from transformer_jax.config import Config
 from transformer_jax.loss import reinforce, token_loss, token_losses
-from transformer_jax.model import Transformer, choices_of
+from transformer_jax.model import Transformer, check_labels, choices_of, make_model
 from transformer_jax.optim import make_optimizer
 from transformer_jax.run import Run
 from transformer_jax.step import Metrics, TrainState, init_state, train_step
@@ -73,6 +73,8 @@ def prepare(config: Config, known: Run | None = None) -> Setup:
         )
         ids = tokenise([name], split="validation", filters=False)
         dev[name] = DevSet(ids, sources, references)
+    for found in (examples, *(some.examples for some in dev.values())):
+        check_labels(config.model, int(found.lengths[:, 1].max()))
     mesh = parallel.make_mesh()
     loader = data.Loader(
         examples,
@@ -84,7 +86,7 @@ def prepare(config: Config, known: Run | None = None) -> Setup:
         process=(jax.process_index(), jax.process_count()),
     )
     sizes = tokenizers.source.size, tokenizers.target.size
-    model = Transformer(config.model, *sizes, config.execution.kernel)
+    model = make_model(config.model, *sizes, config.execution.kernel)
     optimizer = make_optimizer(config.optimizer, config.model.d_model)
     return Setup(config, tokenizers, examples, dev, loader, model, optimizer, mesh)
 

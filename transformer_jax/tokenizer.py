@@ -199,17 +199,19 @@ def _rules() -> list[tuple[str, str]]:
 
 def _train(lines: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     """Characters that make up the last 1e-4 of the text are too rare to learn an embedding of their
-    own: they are spelt in bytes."""
+    own: they are spelt in bytes, unless pieces are whole words."""
     text = [_valid(line) for line in lines if line.strip()]
     if not text:
         raise ValueError("tokenizer: no text to train on; name a corpus that holds sentences")
     written = io.BytesIO()
+    words = config.kind == "word"
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(text),
             model_writer=written,
             model_type=config.kind,
             vocab_size=config.vocabulary,
+            hard_vocab_limit=not words,
             user_defined_symbols=[_valid(symbol).replace(" ", "▁") for symbol in config.symbols],
             normalizer=sentencepiece.SentencePieceNormalizer(
                 norm_map=_rules(),
@@ -218,7 +220,7 @@ def _train(lines: Iterable[str], config: TokenizerConfig) -> Tokenizer:
                 escape_whitespaces=True,
             ),
             character_coverage=0.9999,
-            byte_fallback=True,
+            byte_fallback=not words,
             pad_id=PAD,
             bos_id=BOS,
             eos_id=EOS,

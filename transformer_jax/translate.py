@@ -24,7 +24,7 @@ from transformer_jax.decode import (
     greedy,
     power_penalty,
 )
-from transformer_jax.model import Transformer, abstract_params
+from transformer_jax.model import Transformer, abstract_params, make_model
 from transformer_jax.tokenizer import EOS, Tokenizers
 from transformer_jax.types import Params
 
@@ -48,7 +48,7 @@ class Translator:
         self.tokenizers = tokenizers
         self.mesh = mesh or parallel.make_mesh()
         self.weights = parallel.replicate(weights, self.mesh)
-        self.model = Transformer(config.model, tokenizers.source.size, tokenizers.target.size)
+        self.model = make_model(config.model, tokenizers.source.size, tokenizers.target.size)
         self._search = parallel.compile(make_search(self.model, config.decode), self.mesh)
 
     @classmethod
@@ -61,7 +61,7 @@ class Translator:
         if decode is not None:
             config = dataclasses.replace(config, decode=decode)
         sizes = loaded.tokenizers.source.size, loaded.tokenizers.target.size
-        expected = abstract_params(Transformer(config.model, *sizes))
+        expected = abstract_params(make_model(config.model, *sizes))
         return cls(config, loaded.tokenizers, loaded.weights(step, expected))
 
     def with_weights(self, weights: Params) -> Translator:

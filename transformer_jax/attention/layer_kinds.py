@@ -181,11 +181,14 @@ def gumbel(given: Given) -> Attended:
 
 
 def latent(given: Given) -> Attended:
-    """`kinds.latent_attention`, whose active weights are softmax(k W k) of each head."""
+    """`kinds.latent_attention`, whose active weights are softmax(Vᵀk) of each head: given that a
+    token is telling, a distribution over positions (Chen et al. 2016, section 3)."""
     keys = given.heads(given.key)
     length = keys.shape[2]
     same = given.mask.among_keys().dense(length, length)
-    active = kinds.masked_softmax(scores.general(keys, keys, given.matrix("active")), same)
+    _, positions = given.mask.positions(length, length)
+    v = given.matrix("active", given.max_length)
+    active = kinds.masked_softmax(scores.location(keys, positions[:, None], v), same)
     found = kinds.latent_attention(
         given.query,
         keys,

@@ -103,6 +103,26 @@ def windows() -> str:
     return _table((f"a query, of {' / '.join(map(str, lengths))}", *columns), table)
 
 
+def recipes() -> str:
+    """Latent attention and its baselines."""
+    found = results.read("recipes")["models"]
+    rows = [
+        (
+            name,
+            f"{model['parameters']:,}",
+            *(_spread(model[labels]) for labels in ("both", "trigger", "action")),
+        )
+        for name, model in found.items()
+    ]
+    return _table(("% right, least to most", "parameters", "both", "trigger", "action"), rows)
+
+
+def _spread(shares: list[float]) -> str:
+    """Percentages from the least to the most."""
+    ends = [f"{100 * end:.1f}" for end in (min(shares), max(shares))]
+    return " to ".join(dict.fromkeys(ends))
+
+
 def config_table() -> str:
     """Every field of the config, its default and what it means."""
     return _table(("field", "default", "meaning"), list(_field_rows(Config(), _field_texts())))
@@ -136,6 +156,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "attention": attention,
     "layers": layers,
     "windows": windows,
+    "recipes": recipes,
     "config": config_table,
     "tree": tree,
 }
