@@ -79,6 +79,9 @@ def test_bad_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert "trian: unknown command; did you mean train?" in fails(["trian"], capsys)
     assert "--run" in fails(["translate"], capsys)
     assert "did you mean --beam" in fails(["translate", "--run=x", "--bean=3"], capsys)
+    score = "--config.model.cross-attention.score=additiv"
+    near = fails(["inspect", "--config=configs/quickstart.py", score], capsys)
+    assert near.endswith(f"argument '{score.partition('=')[0]}'; did you mean additive?")
     assert "takes the config from the run" in fails(
         ["translate", "--run=x", "--config.model.layers=2"], capsys
     )

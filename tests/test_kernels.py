@@ -180,6 +180,17 @@ def test_what_a_kernel_cannot_do_is_refused(message: str, options: dict[str, Any
         attend(query, key, value, **options)
 
 
+def test_what_cudnn_has_not_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any, **__: Any) -> Array:
+        raise NotImplementedError("odd lengths")
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax.nn, "dot_product_attention", refuses)
+    arrays = inputs(20, dtype=jnp.bfloat16)
+    with pytest.raises(ValueError, match="kernel cudnn: odd lengths; use xla"):
+        attend(*arrays, kernel="cudnn")
+
+
 def test_query_heads_are_a_multiple_of_key_heads() -> None:
     query, key, value = inputs(20, shared=3)
     with pytest.raises(ValueError, match="4 query heads: must be a multiple of the 3 key heads"):

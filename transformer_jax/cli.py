@@ -135,6 +135,10 @@ def _condense(message: str, kind: type[Any]) -> str:
     """One line of tyro's message: a title, the error, and hints, with rules between them."""
     parts = [_one_line(part) for part in re.split(r"[-─]{5,}", re.sub(r"[│╭╮╰╯]", "", message))]
     text = re.sub(r"^Error parsing [-\w.]+: (?=[\w.]+=)", "", parts[1] if parts[1:] else parts[0])
+    if choice := re.match(
+        r"(invalid choice '(.*)' for argument '.*')\. Expected one of (.*)", text
+    ):
+        return choice[1] + did_you_mean(choice[2], re.findall("'(.*?)'", choice[3]))
     if text.startswith("Unrecognized options: --"):
         hints = (part.split()[3] for part in parts if part.startswith("Perhaps you meant:"))
         names = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(kind)]

@@ -111,9 +111,12 @@ def _dot_product(
         seen = None if seen is None else jnp.broadcast_to(seen, (*seen.shape[:2], *square))
         bias = None if bias is None else jnp.broadcast_to(bias, (*bias.shape[:2], *square))
     by_length = (x.swapaxes(1, 2) for x in (query, key, value))
-    found = jax.nn.dot_product_attention(
-        *by_length, bias=bias, mask=seen, implementation=implementation
-    ).swapaxes(1, 2)
+    try:
+        found = jax.nn.dot_product_attention(
+            *by_length, bias=bias, mask=seen, implementation=implementation
+        ).swapaxes(1, 2)
+    except NotImplementedError as error:  # such as odd lengths, which cuDNN cannot train on
+        raise ValueError(f"kernel {implementation}: {error}; use xla") from error
     return found if seen is None else jnp.where(jnp.any(seen, -1, keepdims=True), found, 0)
 
 

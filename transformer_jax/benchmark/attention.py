@@ -131,7 +131,7 @@ def check(options: BenchAttention, kernels: tuple[str, ...]) -> None:
     """ValueError: sizes or a kernel with which some case cannot be computed, or no way to plot."""
     if options.out is not None and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("--out: the plot needs matplotlib; pip install 'transformer-jax[plot]'")
-    for name in ("heads", "head_size", *(["key_heads"] if options.key_heads else [])):
+    for name in ("heads", "head_size", *(["key_heads"] if options.key_heads is not None else [])):
         if getattr(options, name) < 1:
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag}={getattr(options, name)}: must be at least 1")
