@@ -31,8 +31,10 @@ from transformer_jax.options import BenchAttention
 
 SAMPLE_S = 0.05
 """A timing is of so many calls in a row that they take this long."""
-SAMPLES = (3, 15)
+SAMPLES = (2, 15)
 """Timings of each kernel: at least and at most."""
+ALL_S = 3.0
+"""So many seconds of timings of a kernel, if it needs no more for the least."""
 ALL_HEADS_TO = 1024
 """The length up to which every head is compared with float64; beyond, the first and the last."""
 
@@ -61,17 +63,23 @@ def bench(options: BenchAttention) -> None:
     check(options, kernels)
     records: list[dict[str, Any]] = []
     for case in cases(options):
+        # What has been measured is written after each case, since the last take longest.
         for record in measure(case, kernels, options):
             records.append(case._asdict() | record)
             attention_report.print_record(*records[-1:], *(records[-2:-1] or [None]))
-    if options.out is not None:
-        sizes = {name: getattr(options, name) for name in ("heads", "key_heads", "head_size")}
-        found = sizes | attention_report.summary(records) | {"records": records}
-        command = " ".join(["transformer-jax bench attention", *sys.argv[3:]])
-        print(results.write(options.out.name, command, found, options.out.parent))
-        from transformer_jax import plot
+        if options.out is not None:
+            _write(options, options.out, records)
 
-        plot.save(plot.scaling(attention_report.curves(records)), options.out.with_suffix(".svg"))
+
+def _write(options: BenchAttention, out: Path, records: list[dict[str, Any]]) -> None:
+    """`out`.json and the plot `out`.svg."""
+    from transformer_jax import plot
+
+    sizes = {name: getattr(options, name) for name in ("heads", "key_heads", "head_size")}
+    found = sizes | attention_report.summary(records) | {"records": records}
+    command = " ".join(["transformer-jax bench attention", *sys.argv[3:]])
+    results.write(out.name, command, found, out.parent)
+    plot.save(plot.scaling(attention_report.curves(records)), out.with_suffix(".svg"))
 
 
 def cases(options: BenchAttention) -> Iterator[Case]:
@@ -310,10 +318,10 @@ def _times(calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
     """Seconds a call: all take turns, so that a change of the machine's pace meets all alike."""
     counts, samples = {}, {}
     for name, call in calls.items():
-        call()
+        _timed(call, 1)
         once = _timed(call, 1)
         counts[name] = max(1, round(SAMPLE_S / once))
-        samples[name] = int(np.clip(SAMPLES[1] / max(once, 0.1) * 0.1, *SAMPLES))
+        samples[name] = int(np.clip(ALL_S / (once * counts[name]), *SAMPLES))
     found: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(SAMPLES[1]):
         for name, call in calls.items():
