@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_told_and_the_rest_goes_on(
     bench("--lengths", "16", "512", "--kernels", "reference", "--masks", "full")
     out = capsys.readouterr().out
     needed = 3 * 4 * 4 * 2 * 512 * 4
-    assert f"does not fit: needs {needed:,} bytes, 40,000 are free" in out
+    assert f"does not fit: needs {needed:,} bytes, 40,000 can be had" in out
     assert sum("does not fit" in line for line in out.splitlines()) == 2
     assert sum(line.startswith("      16") for line in out.splitlines()) == 2
 

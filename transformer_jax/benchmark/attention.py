@@ -35,6 +35,8 @@ SAMPLES = (2, 15)
 """Timings of each kernel: at least and at most."""
 ALL_S = 3.0
 """So many seconds of timings of a kernel, if it needs no more for the least."""
+USABLE = 0.6
+"""Of the host's free memory. A program that needs 80 % of it has been killed for lack of memory."""
 ALL_HEADS_TO = 1024
 """The length up to which every head is compared with float64; beyond, the first and the last."""
 
@@ -341,7 +343,12 @@ def _timed(call: Callable[[], Any], count: int) -> float:
 
 
 def _available() -> int:
-    """Bytes of the host's memory that can be had without swapping."""
+    """Bytes of the host's memory that a program may ask for: freed memory that the allocator keeps
+    is in pieces, so that not all of what is free can be had."""
+    return int(USABLE * _free())
+
+
+def _free() -> int:
     info = Path("/proc/meminfo")
     if info.exists():
         fields = dict(line.split(":") for line in info.read_text("utf-8").splitlines())
@@ -354,4 +361,4 @@ def _lacks(needed: int) -> str | None:
     device = jax.devices()[0]
     stats = device.memory_stats()
     free = stats["bytes_limit"] - stats["bytes_in_use"] if stats else _available()
-    return f"needs {needed:,} bytes, {free:,} are free" if needed > free else None
+    return f"needs {needed:,} bytes, {free:,} can be had" if needed > free else None

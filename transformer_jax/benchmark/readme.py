@@ -57,6 +57,7 @@ def attention() -> str:
             *(f"{found[key][direction][batch][length]:.2f}" for direction, batch in columns),
         )
         for key in ("ratio_to_torch", "ratio_to_torch_causal")
+        if found[key]
         for length in found[key]["forward"]["1"]
     ]
     names = {"forward": "forward", "both": "forward and backward"}
