@@ -72,9 +72,11 @@ attention: $(INSTALLED)
 
 layers: $(INSTALLED)
 	$(PY) -m transformer_jax.benchmark.layers
+	$(MAKE) readme
 
 windows: $(INSTALLED)
 	$(PY) -m transformer_jax.benchmark.windows
+	$(MAKE) readme
 
 readme: $(INSTALLED)
 	$(PY) -m transformer_jax.benchmark.readme

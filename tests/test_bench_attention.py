@@ -92,6 +92,7 @@ def test_what_does_not_fit_is_told_and_the_rest_goes_on(
         (["--key-heads=0"], "--key-heads=0: must be at least 1"),
         (["--lengths", "0"], "--lengths: must name numbers of at least 1"),
         (["--masks", "full", "fulll"], "fulll"),
+        (["--config.model.layers=2"], "--config: bench attention has no config"),
         (["--leghts", "8"], "did you mean --lengths?"),
     ],
 )

@@ -60,14 +60,15 @@ def _dispatch(arguments: list[str]) -> None:
     # Imported here, so that --help does not wait for JAX.
     from transformer_jax import commands
 
-    if isinstance(options, BenchAttention):
+    if isinstance(options, Train | Inspect):
+        getattr(commands, name)(options, resolve(path, overrides, options.run))
+    elif path or overrides:
+        why = "has no config" if name.startswith("bench") else "takes the config from the run"
+        raise ValueError(f"--config: {name} {why}")
+    elif isinstance(options, BenchAttention):
         from transformer_jax.benchmark import attention
 
         attention.bench(options)
-    elif isinstance(options, Train | Inspect):
-        getattr(commands, name)(options, resolve(path, overrides, options.run))
-    elif path or overrides:
-        raise ValueError(f"--config: {name} takes the config from the run")
     else:
         getattr(commands, name)(options)
 

@@ -40,7 +40,7 @@ def blockwise(
     dropout: Any = None,
     blocks: Blocks | None = None,
 ) -> tuple[Float[Array, "B N T H"], None]:
-    """softmax(Q Kᵀ / √H) V without ever holding all scores. `mask`: a `Mask` or None.
+    """softmax(Q Kᵀ / √H) V, holding the scores of one block at a time. `mask`: a `Mask` or None.
 
     `blocks` None: those measured to be fast (`choose_blocks`). ValueError: a bias, dropout or a
     dense mask, which would take the memory that this saves.
@@ -88,11 +88,11 @@ def _span(queries: int, keys: int, window: int, causal: bool) -> int:
 
 # Measured with 8 heads of 64 on two cores of an AMD EPYC.
 ALL_AT_ONCE = 2**22
-"""Scores."""
+"""Scores up to which one block is all there is."""
 A_BLOCK = 2**20
-"""Scores."""
+"""Scores in a block beyond that."""
 MOST = 512
-"""Queries, and keys."""
+"""Queries in a block, and keys."""
 LEAST = 64
 """Queries in a small window: below, the steps of the loop cost more than they save."""
 
@@ -244,7 +244,6 @@ def _forward(
     def heads(row: _Row, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
         def block_of_queries(i: Any) -> tuple[Array, Array, Array]:
             q_i = _queries(q, i, size.queries)
-
             first, count = plan.reach(i)
 
             def block_of_keys(j: Any, most: Array | None = None) -> tuple[Array, Array, Array]:
@@ -311,7 +310,6 @@ def _backward(plan: _Plan, kept: tuple, gradient: Array) -> tuple[Any, ...]:
     ) -> tuple[Array, Array, Array]:
         def block_of_queries(carry: tuple, i: Any) -> tuple[tuple, Array]:
             q_i, g_i, m_i, d_i = (_queries(x, i, size.queries) for x in (q, g, m, d))
-
             first, count = plan.reach(i)
 
             def add(j: Any, carry: tuple) -> tuple:
