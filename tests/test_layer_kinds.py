@@ -266,6 +266,27 @@ def test_hard_attention_learns_by_its_reward() -> None:
     assert other[1]["reward"] != sums["reward"]  # other choices
 
 
+def test_weight_of_rewards() -> None:
+    """It scales what choices learn, and leaves what the loss itself teaches as it is."""
+    extra, batch = {"reward": jnp.asarray(-2.0)}, make_batch([(7, 6)] * 2)[:3]
+
+    def taught(reward: float) -> Any:
+        hard = everywhere("cross_attention", kind="hard", layer=0, entropy=0.0, reward=reward)
+        model, params = build(tiny(**hard))
+        loss = jax.jit(jax.grad(loss_fn(model, 0.0), has_aux=True))
+        grads = loss(params, Batch(*map(jnp.asarray, batch)), jax.random.key(0), extra)[0]
+        return grads["decoder"]["layers_0"]
+
+    light, heavy = taught(0.25), taught(1.0)
+    (a, value), (b, same) = (
+        (each["cross_attention"]["query"]["kernel"], each["cross_attention"]["value"]["kernel"])
+        for each in (light, heavy)
+    )
+    assert np.any(a)
+    np.testing.assert_allclose(b, 4 * a, rtol=1e-4, atol=1e-7)
+    np.testing.assert_array_equal(value, same)
+
+
 def cosine(given: Given) -> Attended:
     """A kind of one's own: softmax of scaled cosines."""
 
@@ -352,6 +373,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         everywhere("cross_attention", kind="hard", layer=4),
     ),
     (r"cross_attention\.entropy=-1\.0: must be", everywhere("cross_attention", entropy=-1.0)),
+    (r"cross_attention\.reward=0\.0: must be above 0", everywhere("cross_attention", reward=0.0)),
     (
         r"model\.attention_dropout=0\.1: must be 0 with attention of kind gumbel",
         {"attention_dropout": 0.1} | everywhere("cross_attention", kind="gumbel"),

@@ -101,7 +101,10 @@ class AttentionConfig(_Section):
     layer: int | None = None
     """The only layer of its stack, from 0, of this kind, others being soft; None: every layer."""
     entropy: float = 0.01
-    """Weight of the entropy bonus of hard attention."""
+    """Weight of the entropy bonus of hard attention (λ_e of Xu et al. 2015, section 4.1)."""
+    reward: float = 0.1
+    """Weight of what hard attention learns from its rewards (λ_r there): they are noisy, and in the
+    gradients of whatever lies below the layer they drown the loss where they weigh as much."""
 
     @classmethod
     def _name(cls) -> str:
@@ -247,6 +250,7 @@ class ModelConfig(_Section):
         require(layer is None or 0 <= layer < depth, "layer", f"from 0 to {depth - 1}")
         require(kind != "hard" or layer is not None, "layer", f"named (0 to {depth - 1}) for hard")
         require(attention.entropy >= 0, "entropy", "at least 0")
+        require(attention.reward > 0, "reward", "above 0")
         whole = kind in ("hard", "gumbel", "local-p", "latent")
         if self.attention_dropout and (whole or attention.score in ("additive", "location")):
             what = f"kind {kind}" if whole else f"score {attention.score}"

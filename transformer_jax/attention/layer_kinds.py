@@ -86,10 +86,13 @@ class Given(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """What the loss must know of sampled choices to train them (`loss.reinforce`)."""
+    """What the loss must know of sampled choices to train them (`loss.reinforce`).
+
+    Both in nats, and weighted as the config says.
+    """
 
     log_probability: Float[Array, "B T"]
-    entropy: Float[Array, "B T"]  # nats, weighted by the config's bonus
+    entropy: Float[Array, "B T"]
 
 
 class Attended(NamedTuple):
@@ -163,7 +166,7 @@ def hard(given: Given) -> Attended:
     context = kinds.weighted_sum(choice, given.heads(given.value))
     log = jnp.log(jnp.maximum(weights, jnp.finfo(jnp.float32).tiny))
     chosen, entropy = jnp.sum(choice * log, axis=(1, 3)), -jnp.sum(weights * log, axis=(1, 3))
-    choices = Choices(chosen, given.config.entropy * entropy)
+    choices = Choices(given.config.reward * chosen, given.config.entropy * entropy)
     return Attended(context, choice, None if given.random is None else choices)
 
 

@@ -21,11 +21,12 @@ def gradient_noise(made: Run, batch: Batch, baseline: float, samples: int) -> di
     """How noisy the estimated gradient of the loss is that reaches what scores the keys.
 
     Of so many samples g of the gradient, a token, by the query's and key's projections of the one
-    layer whose choices are sampled, at the trained weights and on one batch, without dropout and
-    entropy bonus, so that nothing else is random: `trace`, of the covariance of g; `signal`, the
-    squared norm of its mean, less trace / samples, by which noise makes the mean's norm too large.
+    layer whose choices are sampled, at the trained weights and on one batch, with rewards of weight
+    1, and without dropout and entropy bonus, so that nothing else is random: `trace`, of the
+    covariance of g; `signal`, the squared norm of its mean, less trace / samples, by which noise
+    makes the mean's norm too large.
     """
-    chosen = replace(made.config.model.cross_attention, entropy=0.0)
+    chosen = replace(made.config.model.cross_attention, entropy=0.0, reward=1.0)
     config = replace(made.config.model, dropout=0.0, cross_attention=chosen)
     model = Transformer(config, made.tokenizers.source.size, made.tokenizers.target.size)
     weights = made.weights()
