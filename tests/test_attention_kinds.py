@@ -81,7 +81,7 @@ def test_a_run_that_was_stopped_is_not_measured(
 def test_speed_is_of_all_kinds_on_the_same_batch(
     made: dict[str, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_kinds, "ROUNDS", 1)
+    monkeypatch.setattr(attention_kinds, "SAMPLES", 1)
     run = made["hard"]
     setup = prepare(run.config, run)
     batch = attention_kinds.fullest_batch(setup)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from transformer_jax.benchmark import attention, attention_report
+from transformer_jax.benchmark import attention, attention_report, timing
 from transformer_jax.benchmark.attention_report import exponent, summary
 from transformer_jax.benchmark.exact import exact
 from transformer_jax.cli import main
@@ -29,8 +29,8 @@ def narrow(query, key, value, mask, *, bias, dropout):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Few samples, in a folder with a module of the user's."""
-    monkeypatch.setattr(attention, "SAMPLE_S", 1e-4)
-    monkeypatch.setattr(attention, "SAMPLES", (2, 2))
+    monkeypatch.setattr(timing, "SAMPLE_S", 1e-4)
+    monkeypatch.setattr(attention, "SAMPLES", 2)
     monkeypatch.setattr(attention, "_pytorch", lambda *_: {})
     (tmp_path / "my_kernels.py").write_text(MODULE, "utf-8")
     monkeypatch.chdir(tmp_path)

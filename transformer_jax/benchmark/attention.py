@@ -26,15 +26,14 @@ from transformer_jax.attention import Mask, attend
 from transformer_jax.attention.kernels import KERNELS, choose
 from transformer_jax.benchmark import attention_report, results
 from transformer_jax.benchmark.exact import exact
+from transformer_jax.benchmark.timing import in_turns
 from transformer_jax.commands import look_here
 from transformer_jax.options import BenchAttention
 
-SAMPLE_S = 0.05
-"""A timing is of so many calls in a row that they take this long."""
-SAMPLES = (2, 15)
-"""Timings of each kernel: at least and at most."""
+SAMPLES = 15
+"""Timings of each kernel at most."""
 ALL_S = 3.0
-"""So many seconds of timings of a kernel, if it needs no more for the least."""
+"""So many seconds of them, if the least of timings take no longer."""
 USABLE = 0.6
 """Of the host's free memory. A program that needs 80 % of it has been killed for lack of memory."""
 ALL_HEADS_TO = 1024
@@ -176,7 +175,8 @@ def measure(
             contenders[kernel] = Contender(partial(_wait, compiled, arrays), facts)
     contenders |= _pytorch(case, arrays, options)
     products = _products(case, options)
-    times = _times({name: c.call for name, c in contenders.items()} | products)
+    calls = {name: contender.call for name, contender in contenders.items()}
+    times = in_turns(calls | products, SAMPLES, ALL_S)
     yield from _records(case, options, contenders, times, arrays)
 
 
@@ -315,32 +315,6 @@ def _flops(case: Case, options: BenchAttention) -> float:
 def _seen(case: Case) -> float:
     """The share of scores that the mask leaves."""
     return (case.length + 1) / (2 * case.length) if case.mask == "causal" else 1.0
-
-
-def _times(calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
-    """Seconds a call: all take turns, so that a change of the machine's pace meets all alike."""
-    counts, samples = {}, {}
-    for name, call in calls.items():
-        _timed(call, 1)
-        once = _timed(call, 1)
-        counts[name] = max(1, round(SAMPLE_S / once))
-        samples[name] = int(np.clip(ALL_S / (once * counts[name]), *SAMPLES))
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(SAMPLES[1]):
-        for name, call in calls.items():
-            if turn < samples[name]:
-                found[name].append(_timed(call, counts[name]))
-    return found
-
-
-def _timed(call: Callable[[], Any], count: int) -> float:
-    """Seconds a call. Where many are timed, one comes before: idle threads wake up slowly."""
-    if count > 1:
-        call()
-    began = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - began) / count
 
 
 def _available() -> int:

@@ -11,9 +11,9 @@ import argparse
 import dataclasses
 import itertools
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from matplotlib.axes import Axes
 from transformer_jax import checkpoint, corpus, loop, parallel, plot, reporting
 from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.benchmark import gradient_noise, results
+from transformer_jax.benchmark.timing import in_turns
 from transformer_jax.config import AttentionConfig, Config, differences, load_config_file, to_json
 from transformer_jax.evaluate import score
 from transformer_jax.model import Transformer, count_parameters
@@ -37,7 +38,7 @@ FOLDER = Path("runs/attention_kinds")
 TEST = "test_2016_flickr"
 STEPS = 2000
 LAYER = 3  # the last: what is picked there changes the prediction of its own token only
-ROUNDS = 9
+SAMPLES = 9
 
 
 def _cross(**attention: Any) -> dict[str, Any]:
@@ -110,22 +111,21 @@ def measure(made: Run, test: Sequence[tuple[str, str]]) -> dict[str, Any]:
 def speed(setup: Setup, configs: dict[str, Config], batch: Batch) -> dict[str, float]:
     """Target tokens a second of each kind's training step on the same batch.
 
-    Medians over `ROUNDS` rounds, in each of which every kind makes one step.
+    Medians of `SAMPLES`, for each of which every kind makes one step in turn.
     """
     key, steps, states = jax.random.key(0), {}, {}
-    times: dict[str, list[float]] = {label: [] for label in configs}
     sizes = setup.tokenizers.source.size, setup.tokenizers.target.size
     for label, config in configs.items():
         own = replace(setup, config=config, model=Transformer(config.model, *sizes))
         states[label] = parallel.compile(init_fn(own), setup.mesh)(key, batch)
         steps[label] = parallel.compile(update_fn(own), setup.mesh, donate=True)
-    for _ in range(ROUNDS + 1):
-        for label, step in steps.items():
-            began = time.perf_counter()
-            states[label] = jax.block_until_ready(step(states[label], batch, key)[0])
-            times[label].append(time.perf_counter() - began)
+
+    def run(label: str) -> None:
+        states[label] = jax.block_until_ready(steps[label](states[label], batch, key)[0])
+
     tokens = np.count_nonzero(batch.target_out)
-    return {label: tokens / statistics.median(each[1:]) for label, each in times.items()}
+    times = in_turns({label: partial(run, label) for label in configs}, SAMPLES)
+    return {label: tokens / statistics.median(each) for label, each in times.items()}
 
 
 def fullest_batch(setup: Setup) -> Batch:

@@ -23,6 +23,7 @@ from transformer_jax import parallel
 from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.attention import Mask, padding_mask
 from transformer_jax.benchmark import results
+from transformer_jax.benchmark.timing import in_turns
 from transformer_jax.config import SMALL, TINY, ModelConfig
 from transformer_jax.loss import token_loss
 from transformer_jax.model import DecoderLayer, EncoderLayer, Sight, Transformer
@@ -32,7 +33,7 @@ from transformer_jax.types import Batch, Key, Params
 
 SIZES = {"tiny": (TINY, 4000, 256, 16), "small": (SMALL, 8000, 128, 32)}
 """Model, vocabulary, rows and length of a batch."""
-REPEATS = 11
+SAMPLES = 11
 
 
 def stack(params: Params) -> Params:
@@ -113,14 +114,13 @@ def measure(config: ModelConfig, vocabulary: int, rows: int, length: int) -> dic
             "compile_s": time.perf_counter() - began,
             "temporaries_mib": steps[name].memory_analysis().temp_size_in_bytes / 2**20,
         }
-    times: dict[str, list[float]] = {name: [] for name in losses}
-    for _ in range(REPEATS + 1):
-        for name, step in steps.items():
-            began = time.perf_counter()
-            jax.block_until_ready(step(states[name], batch, key))
-            times[name].append(time.perf_counter() - began)
+
+    def run(name: str) -> None:
+        jax.block_until_ready(steps[name](states[name], batch, key))
+
+    times = in_turns({name: partial(run, name) for name in losses}, SAMPLES)
     for name, values in times.items():
-        found[name]["step_ms"] = statistics.median(values[1:]) * 1e3
+        found[name]["step_ms"] = statistics.median(values) * 1e3
     return found | {"rows": rows, "length": length, "vocabulary": vocabulary}
 
 

@@ -9,7 +9,6 @@ windows of D positions on each side and growing lengths; writes results/windows.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,11 +22,12 @@ from transformer_jax.attention import Mask, attend, scores
 from transformer_jax.attention.gathered import local_p_gathered
 from transformer_jax.benchmark import results
 from transformer_jax.benchmark.flops import count_flops
+from transformer_jax.benchmark.timing import in_turns
 
 WINDOWS = (16, 64, 256)
 LENGTHS = (512, 1024, 2048, 4096)
 HEADS, WIDTH = 8, 64
-REPEATS = 3
+SAMPLES = 3
 
 Arrays = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 """Query, keys, values [1, N, S, H] and the share [1, N, S] of the length that is the centre."""
@@ -85,12 +85,11 @@ def measure(length: int, window: int) -> list[dict[str, Any]]:
         for mode in MODES
         if kind != "soft" or window == WINDOWS[0]  # which has no window
     }
-    times: dict[tuple[str, str], list[float]] = {name: [] for name in runs}
-    for _ in range(REPEATS + 1):
-        for name, run in runs.items():
-            began = time.perf_counter()
-            jax.block_until_ready(run(arrays))
-            times[name].append(time.perf_counter() - began)
+
+    def run(name: tuple[str, str]) -> None:
+        jax.block_until_ready(runs[name](arrays))
+
+    times = in_turns({name: partial(run, name) for name in runs}, SAMPLES)
     return [
         {
             "kind": kind,
@@ -98,7 +97,7 @@ def measure(length: int, window: int) -> list[dict[str, Any]]:
             "length": length,
             "window": None if kind == "soft" else window,
             "flops_per_query": flops_per_query(kind, mode, length, window),
-            "us_per_query": statistics.median(values[1:]) / (HEADS * length) * 1e6,
+            "us_per_query": statistics.median(values) / (HEADS * length) * 1e6,
         }
         for (kind, mode), values in times.items()
     ]
@@ -108,7 +107,7 @@ def main() -> None:
     """Measures every length and window and writes the result file."""
     restart_with_allocator()
     found = [row for length in LENGTHS for window in WINDOWS for row in measure(length, window)]
-    about = {"heads": HEADS, "head_size": WIDTH, "batch": 1, "repeats": REPEATS}
+    about = {"heads": HEADS, "head_size": WIDTH, "batch": 1, "samples": SAMPLES}
     print(results.write("windows", "make windows", about | {"rows": found}))
 
 
