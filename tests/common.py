@@ -26,6 +26,8 @@ from transformer_jax.types import Batch, Params
 
 VOCABULARY = 11
 START, END = 1, 2
+LENGTHS = [(7, 6), (3, 2), (1, 4), (5, 1)]
+"""Of four pairs: source, target."""
 
 
 def tiny(**changes: Any) -> ModelConfig:
@@ -112,6 +114,38 @@ def assert_packed_is_unpacked(config: ModelConfig, batch: Batch, atol: float) ->
             wanted = apart[pair][batch.target_out[pair] > 0]
             found = together[row][segments[row] == number]
             np.testing.assert_allclose(found, wanted, rtol=0, atol=atol)
+
+
+def assert_steps_are_teacher_forcing(
+    config: ModelConfig, beams: int, atol: float, kernel: Any = "auto"
+) -> dict[str, jax.Array]:
+    """Step by step each of `beams` hypotheses, with its own target, has the logits that reading the
+    whole target gives. Returns the weights [T, B, N, K, S] of each layer."""
+    model, params = build(config)
+    model = model.clone(kernel=kernel)
+    batches = [make_batch(LENGTHS, seed=0)]
+    batches += [make_batch([(7, 6)] * 4, seed=seed) for seed in range(1, beams)]
+    source = batches[0].source
+    targets = np.stack([b.target_in for b in batches], axis=1)  # [B, K, T]
+    forced = [forward(config)(b._replace(source=source))[0] for b in batches]
+
+    @jax.jit
+    def decode(source: jax.Array, targets: jax.Array) -> Any:
+        variables = {"params": params}
+        state = model.apply(variables, source, beams, 8, method="start")
+
+        def advance(state: Any, indexed: Any) -> Any:
+            out: Any = model.apply(variables, indexed[0], state, indexed[1], method="step")
+            logits, state, weights = out
+            return state, (logits, weights)
+
+        steps = (jnp.moveaxis(targets, 2, 0), jnp.arange(targets.shape[2]))
+        return jax.lax.scan(advance, state, steps)[1]
+
+    logits, weights = decode(source, targets)
+    wanted = np.stack(forced, axis=1)
+    np.testing.assert_allclose(jnp.moveaxis(logits, 0, 2), wanted, rtol=0, atol=atol)
+    return weights
 
 
 @cache

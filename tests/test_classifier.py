@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import VOCABULARY, WORDS, build, flat, forward, gradient, make_batch, tiny
+from common import LENGTHS, VOCABULARY, WORDS, build, flat, forward, gradient, make_batch, tiny
 
 from transformer_jax.config import (
     AttentionConfig,
@@ -26,7 +26,6 @@ from transformer_jax.tokenizer import EOS
 from transformer_jax.translate import Translator, make_search
 from transformer_jax.types import Batch
 
-LENGTHS = [(7, 6), (3, 2), (1, 4), (5, 1)]
 LABELS = 5
 
 

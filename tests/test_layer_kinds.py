@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from common import (
+    LENGTHS,
     VOCABULARY,
     assert_gradients_close,
     assert_packed_is_unpacked,
+    assert_steps_are_teacher_forcing,
     build,
     flat,
     forward,
@@ -43,7 +45,6 @@ from transformer_jax.types import Batch
 
 pytestmark = pytest.mark.usefixtures("strict")
 
-LENGTHS = [(7, 6), (3, 2), (1, 4), (5, 1)]
 PLACES = ("encoder_attention", "decoder_attention", "cross_attention")
 
 
@@ -145,13 +146,13 @@ def test_packed_is_unpacked(kind: ModelConfig) -> None:
 
 
 def test_steps_are_teacher_forcing(kind: ModelConfig) -> None:
-    assert_steps_are_teacher_forcing(kind)
+    assert_steps_are_teacher_forcing(kind, 2, 1e-5)
 
 
 def test_steps_with_small_blocks_are_teacher_forcing() -> None:
     """Blocks that are out of reach of a window are skipped, of the right queries."""
     local = tiny(**everywhere(kind="local-m", window=1))
-    assert_steps_are_teacher_forcing(local, partial(blockwise, blocks=Blocks(1, 2, 2)))
+    assert_steps_are_teacher_forcing(local, 2, 1e-5, partial(blockwise, blocks=Blocks(1, 2, 2)))
 
 
 @pytest.fixture
@@ -194,32 +195,7 @@ def test_gathered_windows_with_padding_packing_and_steps() -> None:
     kind = gathering()
     test_padding_changes_nothing(kind)
     assert_packed_is_unpacked(kind, make_batch(LENGTHS), 5e-6)
-    assert_steps_are_teacher_forcing(kind)
-
-
-def assert_steps_are_teacher_forcing(kind: ModelConfig, kernel: Any = "auto") -> None:
-    beams = 2
-    model, params = build(kind)
-    model = model.clone(kernel=kernel)
-    batches = [make_batch(LENGTHS, seed=0), make_batch([(7, 6)] * 4, seed=1)]
-    source = batches[0].source
-    targets = np.stack([b.target_in for b in batches], axis=1)  # [B, K, T]
-    forced = [forward(kind)(b._replace(source=source))[0] for b in batches]
-
-    @jax.jit
-    def decode(source: jax.Array, targets: jax.Array) -> jax.Array:
-        variables = {"params": params}
-        state = model.apply(variables, source, beams, 8, method="start")
-
-        def advance(state: Any, indexed: Any) -> Any:
-            out: Any = model.apply(variables, indexed[0], state, indexed[1], method="step")
-            return out[1], out[0]
-
-        steps = (jnp.moveaxis(targets, 2, 0), jnp.arange(targets.shape[2]))
-        return jnp.moveaxis(jax.lax.scan(advance, state, steps)[1], 0, 2)
-
-    logits = decode(source, targets)
-    np.testing.assert_allclose(logits, np.stack(forced, axis=1), rtol=0, atol=1e-5)
+    assert_steps_are_teacher_forcing(kind, 2, 1e-5)
 
 
 def test_rotary_knows_distances_only() -> None:

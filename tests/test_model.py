@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from common import (
+    LENGTHS,
     VOCABULARY,
     assert_gradients_close,
     assert_packed_is_unpacked,
+    assert_steps_are_teacher_forcing,
     build,
     flat,
     forward,
@@ -54,7 +56,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "norm_eps": 1e-5,
     },
 }
-LENGTHS = [(7, 6), (3, 2), (1, 4), (5, 1)]
 
 
 @pytest.fixture(params=VARIANTS.values(), ids=list(VARIANTS))
@@ -335,32 +336,8 @@ def test_longer_than_the_positions_is_an_error() -> None:
 
 
 def test_steps_are_teacher_forcing() -> None:
-    """Three hypotheses a sentence, each with its own target."""
-    beams, config = 3, tiny(layers=2)
-    model, params = build(config)
-    batches = [make_batch(LENGTHS, seed=0)]
-    batches += [make_batch([(7, 6)] * 4, seed=seed) for seed in (1, 2)]
-    source = batches[0].source
-    targets = np.stack([b.target_in for b in batches], axis=1)  # [B, K, T]
-    forced = [forward(config)(b._replace(source=source))[0] for b in batches]
-
-    @jax.jit
-    def decode(source: jax.Array, targets: jax.Array) -> jax.Array:
-        variables = {"params": params}
-        state = model.apply(variables, source, beams, 8, method="start")
-
-        def advance(state: Any, indexed: Any) -> Any:
-            ids, index = indexed
-            out: Any = model.apply(variables, ids, state, index, method="step")
-            logits, state, aux = out
-            assert aux["decoder/1/cross_attention"].shape == (4, 2, beams, 7)
-            return state, logits
-
-        steps = (jnp.moveaxis(targets, 2, 0), jnp.arange(targets.shape[2]))
-        return jnp.moveaxis(jax.lax.scan(advance, state, steps)[1], 0, 2)
-
-    logits = decode(source, targets)
-    np.testing.assert_allclose(logits, np.stack(forced, axis=1), rtol=0, atol=5e-6)
+    weights = assert_steps_are_teacher_forcing(tiny(layers=2), 3, 5e-6)
+    assert weights["decoder/1/cross_attention"].shape == (6, 4, 2, 3, 7)
 
 
 @pytest.mark.usefixtures("promotion")
