@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +21,13 @@ from transformer_jax.attention import attend
 def twice(query, key, value, mask, *, bias, dropout):
     output, _ = attend(query, key, value, mask, kernel="reference")
     return 2 * output, None
+
+def nan(query, key, value, mask, *, bias, dropout):
+    output, _ = attend(query, key, value, mask, kernel="reference")
+    return float("nan") * output, None
+
+def positional(query, key, value, mask):
+    return value, None
 
 def narrow(query, key, value, mask, *, bias, dropout):
     return value[..., :1], None
@@ -44,16 +52,18 @@ def bench(*arguments: str) -> None:
 def test_kernels_are_measured_and_a_wrong_one_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kernels = ["--kernels", "auto", "blockwise", "my_kernels:twice"]
+    kernels = ["--kernels", "auto", "blockwise", "my_kernels:twice", "my_kernels:nan"]
     bench("--lengths", "8", "16", *kernels, "--out", "made/x", "--dump", "hlo")
     lines = capsys.readouterr().out.splitlines()
     judged = {line.split()[2]: "WRONG" in line for line in lines if " forward " in line}
-    assert judged == {"reference": False, "blockwise": False, "my_kernels:twice": True}
+    wrong = {"my_kernels:twice": True, "my_kernels:nan": True}
+    assert judged == {"reference": False, "blockwise": False} | wrong
 
     found = json.loads((tmp_path / "made/x.json").read_text("utf-8"))
     assert found["max_error"]["blockwise"]["float32"] < 2e-6
     assert found["max_error"]["my_kernels:twice"]["float32"] == pytest.approx(1)
-    assert len(found["records"]) == 2 * 2 * 2 * 3  # lengths, masks, directions, kernels
+    assert found["max_error"]["my_kernels:nan"]["float32"] is None
+    assert len(found["records"]) == 2 * 2 * 2 * 4  # lengths, masks, directions, kernels
     for record in found["records"]:
         assert record["median_s"] > 0
         assert record["gflops"] > 0
@@ -80,17 +90,46 @@ def test_what_does_not_fit_is_told_and_the_rest_goes_on(
     assert sum(line.startswith("      16") for line in out.splitlines()) == 2
 
 
+def test_a_kernel_that_fails_is_told_and_the_rest_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_one = attention._compile
+
+    def fail(case: Any, kernel: str, *more: Any) -> Any:
+        if kernel == "blockwise":
+            raise RuntimeError("INTERNAL: not\non this device")
+        return compile_one(case, kernel, *more)
+
+    monkeypatch.setattr(attention, "_compile", fail)
+    one = ["--masks", "full", "--kernels", "blockwise"]
+    bench("--lengths", "8", *one, "reference", "--out", "x.json")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("       8")]
+    assert ["failed: INTERNAL: not on this device" in line for line in lines] == [True, False] * 2
+    records = json.loads((tmp_path / "x.json").read_text("utf-8"))["records"]
+    assert [r["kernel"] for r in records if "median_s" in r] == ["reference"] * 2
+    assert (tmp_path / "x.svg").exists()
+    bench("--lengths", "8", *one, "--out", "y")  # there is nothing to plot
+    assert (tmp_path / "y.json").exists()
+
+
+def test_products_of_long_sentences_need_little_memory() -> None:
+    case = attention.Case("float32", 1, "full", 2**16, "forward")
+    heads, rows = attention._products_shape(case)
+    assert heads * rows * case.length <= attention.BLOCK
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--kernels", "blokwise"], "kernel 'blokwise': unknown; did you mean blockwise?"),
         (["--kernels", "cudnn"], "kernel cudnn: runs on gpu, not on cpu; use xla"),
         (["--kernels", "nowhere:f"], "kernel 'nowhere:f': cannot be imported: No module"),
-        (["--kernels", "my_kernels:narrow"], "an output of (1, 2, 8, 4) and weights or None"),
-        (["--kernels", "my_kernels:narrow"], "not (1, 2, 8, 1)"),
-        (["--key-heads=3"], "2 query heads: must be a multiple of the 3 key heads"),
+        (["--kernels", "my_kernels:narrow"], "a JAX array of (1, 2, 8, 4) and weights or None"),
+        (["--kernels", "my_kernels:narrow"], "not (1, 2, 8, 1) and NoneType"),
+        (["--kernels", "my_kernels:positional"], "kernel 'my_kernels:positional': TypeError: "),
+        (["--key-heads=3"], "--key-heads=3: must divide --heads=2"),
         (["--key-heads=0"], "--key-heads=0: must be at least 1"),
-        (["--lengths", "0"], "--lengths: must name numbers of at least 1"),
+        (["--lengths", "0"], "--lengths 0: must be numbers of at least 1"),
         (["--masks", "full", "fulll"], "fulll"),
         (["--config.model.layers=2"], "--config: bench attention has no config"),
         (["--leghts", "8"], "did you mean --lengths?"),
@@ -141,9 +180,12 @@ def test_the_error_of_some_heads_is_of_those() -> None:
     assert true.heads == [(0, 0), (1, 2)]
     whole = exact(arrays, causal=False)
     output = jax.numpy.asarray(whole.arrays[0].reshape(2, 3, 4, 2), "float32")
-    assert true.error([output]) < 1e-6
-    assert true.error([output.at[0, 1].add(1.0)]) < 1e-6
-    assert true.error([output.at[1, 2].add(1.0)]) > 0.1
+    elsewhere, here = output.at[0, 1].add(1.0), output.at[1, 2].add(1.0)
+    errors = [true.error([x]) or 0.0 for x in (output, elsewhere, here)]
+    assert errors[0] < 1e-6
+    assert errors[1] == errors[0]
+    assert errors[2] > 0.1
+    assert true.error([output.at[1, 2, 0, 0].set(jax.numpy.nan)]) is None
 
 
 def test_the_summary_holds_every_ratio() -> None:

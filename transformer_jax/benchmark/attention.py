@@ -36,6 +36,8 @@ ALL_S = 3.0
 """So many seconds of them, if the least of timings take no longer."""
 USABLE = 0.6
 """Of the host's free memory. A program that needs 80 % of it has been killed for lack of memory."""
+BLOCK, STEPS = 2**18, 64
+"""Scores of a step of the products that are measured alone, and such steps."""
 ALL_HEADS_TO = 1024
 """The length up to which every head is compared with float64; beyond, the first and the last."""
 
@@ -62,6 +64,9 @@ def bench(options: BenchAttention) -> None:
     look_here(options.kernels)
     kernels = options.kernels or usable(options)
     check(options, kernels)
+    for folder in (options.out and options.out.parent, options.dump):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
     records: list[dict[str, Any]] = []
     for case in cases(options):
         # What has been measured is written after each case, since the last take longest.
@@ -73,14 +78,16 @@ def bench(options: BenchAttention) -> None:
 
 
 def _write(options: BenchAttention, out: Path, records: list[dict[str, Any]]) -> None:
-    """`out`.json and the plot `out`.svg."""
+    """`out`.json and the plot `out`.svg; `out` may name either."""
     from transformer_jax import plot
 
     sizes = {name: getattr(options, name) for name in ("heads", "key_heads", "head_size")}
     found = sizes | attention_report.summary(records) | {"records": records}
     command = " ".join(["transformer-jax bench attention", *sys.argv[3:]])
-    results.write(out.name, command, found, out.parent)
-    plot.save(plot.scaling(attention_report.curves(records)), out.with_suffix(".svg"))
+    name = out.stem if out.suffix in (".json", ".svg") else out.name
+    results.write(name, command, found, out.parent)
+    if any("median_s" in record for record in records):
+        plot.save(plot.scaling(attention_report.curves(records)), out.parent / f"{name}.svg")
 
 
 def cases(options: BenchAttention) -> Iterator[Case]:
@@ -145,8 +152,11 @@ def check(options: BenchAttention, kernels: tuple[str, ...]) -> None:
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag}={getattr(options, name)}: must be at least 1")
     for name in ("lengths", "batches"):
-        if min(getattr(options, name), default=0) < 1:
-            raise ValueError(f"--{name}: must name numbers of at least 1")
+        given = getattr(options, name)
+        if min(given, default=0) < 1:
+            raise ValueError(f"--{name} {' '.join(map(str, given))}: must be numbers of at least 1")
+    if options.key_heads is not None and options.heads % options.key_heads:
+        raise ValueError(f"--key-heads={options.key_heads}: must divide --heads={options.heads}")
     for case, kernel in itertools.product(cases(options), kernels):
         sizes = [jax.ShapeDtypeStruct(s, jnp.dtype(case.dtype)) for s in shapes(case, options)]
         jax.eval_shape(function(case, kernel), *sizes)
@@ -167,16 +177,22 @@ def measure(
     named = dict.fromkeys(auto if kernel == "auto" else kernel for kernel in kernels)
     contenders: dict[str, Contender] = {}
     for kernel in named:
-        compiled, facts = _compile(case, kernel, arrays, options.dump)
-        facts["auto"] = kernel == auto and "auto" in kernels
-        if lacks := _lacks(facts["temporaries_bytes"] + facts["output_bytes"]):
-            yield {"kernel": kernel, "does_not_fit": lacks} | facts
-        else:
+        try:
+            compiled, facts = _compile(case, kernel, arrays, options.dump)
+            facts["auto"] = kernel == auto and "auto" in kernels
+            if lacks := _lacks(facts["temporaries_bytes"] + facts["output_bytes"]):
+                yield {"kernel": kernel, "does_not_fit": lacks} | facts
+                continue
             contenders[kernel] = Contender(partial(_wait, compiled, arrays), facts)
+            contenders[kernel].call()
+        except (RuntimeError, NotImplementedError, ValueError) as error:  # on this device only
+            contenders.pop(kernel, None)
+            yield {"kernel": kernel, "failed": " ".join(str(error).split())[:200]}
+    if not contenders:
+        return
     contenders |= _pytorch(case, arrays, options)
-    products = _products(case, options)
-    calls = {name: contender.call for name, contender in contenders.items()}
-    times = in_turns(calls | products, SAMPLES, ALL_S)
+    measured = contenders | {"products": _products(case, options)}
+    times = in_turns({name: c.call for name, c in measured.items()}, SAMPLES, ALL_S)
     yield from _records(case, options, contenders, times, arrays)
 
 
@@ -190,7 +206,7 @@ def _records(
     heads = 2 if case.length > ALL_HEADS_TO else None
     true = exact(arrays, causal=case.mask == "causal", heads=heads)
     flops = _flops(case, options)
-    floor = _floor(case, options, times)
+    floor = _floor(case, options, min(times["products"]))
     torch_s = statistics.median(times["torch"]) if "torch" in times else None
     for name, contender in contenders.items():
         taken = sorted(times[name])
@@ -211,15 +227,12 @@ def _compile(
     case: Case, kernel: str, arrays: list[jax.Array], dump: Path | None
 ) -> tuple[Any, dict[str, Any]]:
     """The compiled program and what is known of it before it runs."""
-    one = parallel.make_mesh(jax.devices()[:1])
-    precision = "float32" if case.dtype == "float32" else None
-    with jax.default_matmul_precision(precision):
-        lowered = parallel.compile(function(case, kernel), one).lower(*arrays)
+    with jax.default_matmul_precision(_precision(case)):
+        lowered = parallel.compile(function(case, kernel), _one_device()).lower(*arrays)
         began = time.perf_counter()
         compiled = lowered.compile()
         compile_s = time.perf_counter() - began
     if dump is not None:
-        dump.mkdir(parents=True, exist_ok=True)
         name = "-".join(map(str, (kernel.replace(":", "."), *case)))
         (dump / f"{name}.hlo.txt").write_text(compiled.as_text(), "utf-8")
     memory = compiled.memory_analysis()
@@ -229,6 +242,15 @@ def _compile(
         "input_bytes": memory.argument_size_in_bytes,
         "output_bytes": memory.output_size_in_bytes,
     }
+
+
+def _precision(case: Case) -> str | None:
+    """GPUs and TPUs round the products of float32 otherwise."""
+    return "float32" if case.dtype == "float32" else None
+
+
+def _one_device() -> jax.sharding.Mesh:
+    return parallel.make_mesh(jax.devices()[:1])
 
 
 def _wait(compiled: Any, arrays: list[jax.Array]) -> list[jax.Array]:
@@ -273,36 +295,39 @@ def _pytorch(case: Case, arrays: list[jax.Array], options: BenchAttention) -> di
     return {"torch": Contender(both if case.direction == "both" else forward, {})}
 
 
-def _products(case: Case, options: BenchAttention) -> dict[str, Callable[[], Any]]:
-    """The two products of attention alone, of as many heads as take a moment."""
-    heads, length, width = _product_heads(case, options), case.length, options.head_size
-    shape, square = (heads, length, width), (heads, length, length)
-    x, y = (jnp.ones(shape, case.dtype), jnp.ones(square, case.dtype))
-    one = parallel.make_mesh(jax.devices()[:1])
-    compiled = {
-        "scores": (parallel.compile(lambda a, b: a @ b.swapaxes(1, 2), one), (x, x)),
-        "sum": (parallel.compile(lambda a, b: a @ b, one), (y, x)),
-    }
-    return {
-        name: partial(lambda f, a: jax.block_until_ready(f(*a)), *each)
-        for name, each in compiled.items()
-    }
+def _products(case: Case, options: BenchAttention) -> Contender:
+    """Both products of attention without a softmax between them, of so many scores that what a call
+    costs is nothing beside them: the rate that attention could have."""
+    heads, rows = _products_shape(case)
+    shape = (heads, case.length, options.head_size)
+    x, steps = jnp.ones(shape, case.dtype), jnp.arange(STEPS)
+
+    def products(x: jax.Array, steps: jax.Array) -> list[jax.Array]:
+        def step(total: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
+            query = x[:, :rows] + index.astype(x.dtype)  # so that no step is that before it
+            return total + (query @ x.swapaxes(1, 2)) @ x, None
+
+        return [jax.lax.scan(step, x[:, :rows], steps)[0]]
+
+    with jax.default_matmul_precision(_precision(case)):
+        compiled = parallel.compile(products, _one_device()).lower(x, steps).compile()
+    return Contender(partial(_wait, compiled, [x, steps]), {})
 
 
-def _product_heads(case: Case, options: BenchAttention) -> int:
-    return max(1, min(case.batch * options.heads, 2**24 // case.length**2))
+def _products_shape(case: Case) -> tuple[int, int]:
+    """Heads and queries of a step of `_products`."""
+    return max(1, BLOCK // case.length**2), max(1, min(case.length, BLOCK // case.length))
 
 
-def _floor(case: Case, options: BenchAttention, times: dict[str, list[float]]) -> float:
-    """Seconds of the products alone at the rates measured for their shapes.
+def _floor(case: Case, options: BenchAttention, fastest: float) -> float:
+    """Seconds of the products alone at the rate of `_products`, whose fastest call took so long.
 
-    Forward: the scores and the weighted sum; backward: one more product like the first and three
-    like the second. A causal mask needs half of each.
+    Forward two of them; backward four more. A causal mask needs half of each.
     """
-    counts = {"scores": 2, "sum": 4} if case.direction == "both" else {"scores": 1, "sum": 1}
-    whole = sum(n * statistics.median(times[name]) for name, n in counts.items())
-    heads = case.batch * options.heads / _product_heads(case, options)
-    return whole * heads * _seen(case)
+    heads, rows = _products_shape(case)
+    one = fastest / STEPS * case.length / (heads * rows)
+    pairs = 3 if case.direction == "both" else 1
+    return pairs * one * case.batch * options.heads * _seen(case)
 
 
 def _flops(case: Case, options: BenchAttention) -> float:
@@ -328,7 +353,8 @@ def _free() -> int:
     if info.exists():
         fields = dict(line.split(":") for line in info.read_text("utf-8").splitlines())
         return int(fields["MemAvailable"].split()[0]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _lacks(needed: int) -> str | None:

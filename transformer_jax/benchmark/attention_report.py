@@ -27,9 +27,10 @@ def print_record(record: Record, before: Record | None) -> None:
     if before is None or heading != [before[name] for name in ("dtype", "batch", "mask")]:
         print("\n{}, batch {}, mask {}\n{}".format(*heading, _COLUMNS))
     start = f"{record['length']:>8} {record['direction']:<9} {_label(record):<14}"
-    if "does_not_fit" in record:
-        print(f"{start}  does not fit: {record['does_not_fit']}", flush=True)
-        return
+    for why in ("does_not_fit", "failed"):
+        if why in record:
+            print(f"{start}  {why.replace('_', ' ')}: {record[why]}", flush=True)
+            return
     low, high = (1e3 * s for s in record["spread_s"])
     ratio = record["ratio_to_torch"]
     print(
@@ -46,8 +47,10 @@ def _label(record: Record) -> str:
 
 
 def _error(record: Record) -> str:
-    wrong = not record["error"] <= LIMITS[record["dtype"]]
-    return f"{'WRONG ' if wrong else ''}{record['error']:.0e}"
+    error = record["error"]
+    if error is None:
+        return "WRONG nan"
+    return f"{'WRONG ' if error > LIMITS[record['dtype']] else ''}{error:.0e}"
 
 
 def _mebibytes(size: int | None) -> str:
@@ -62,7 +65,8 @@ def summary(records: list[Record]) -> dict[str, Any]:
     """Ratios, errors and exponents of all records.
 
     ratio_to_torch: PyTorch's time over that of the kernel `auto`, by direction, batch and length,
-    without a mask in float32; ratio_to_torch_causal: with one. max_error: of each kernel, by type.
+    without a mask in float32; ratio_to_torch_causal: with one. max_error: of each kernel, by type;
+    None: not finite.
     memory_ratio_to_reference_at_4096: temporaries of `auto` over the reference's, both directions,
     batch 1. exponents: of time and temporaries in length, by mask, direction, batch and kernel.
     """
@@ -94,11 +98,11 @@ def _memory_ratio(records: list[Record]) -> float | None:
     return auto[0] / reference[0] if auto and reference else None
 
 
-def _errors(records: list[Record]) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = defaultdict(dict)
+def _errors(records: list[Record]) -> dict[str, dict[str, float | None]]:
+    found: dict[str, dict[str, float | None]] = defaultdict(dict)
     for r in records:
-        known = found[r["kernel"]].get(r["dtype"], 0.0)
-        found[r["kernel"]][r["dtype"]] = max(known, r["error"])
+        known, error = found[r["kernel"]].get(r["dtype"], 0.0), r["error"]
+        found[r["kernel"]][r["dtype"]] = None if None in (known, error) else max(known, error)
     return found
 
 

@@ -18,14 +18,16 @@ class Exact(NamedTuple):
     heads: list[tuple[int, int]]  # row of the batch, head of keys
     arrays: list[np.ndarray]  # four, each [len(heads), group or 1, length, H]
 
-    def error(self, found: list[Any]) -> float:
+    def error(self, found: list[Any]) -> float | None:
         """The largest difference of `found` (the output alone, or all four), relative to the
-        largest element of each array."""
+        largest element of each array. None: something in it is not finite."""
         worst = 0.0
         for true, array in zip(self.arrays, found, strict=False):
             host, group = _on_host(array), true.shape[1]
             for (row, head), part in zip(self.heads, true, strict=True):
                 ours = host[row, head * group : (head + 1) * group].astype(np.float64)
+                if not np.isfinite(ours).all():
+                    return None
                 worst = max(worst, float(np.max(np.abs(ours - part)) / np.max(np.abs(true))))
         return worst
 

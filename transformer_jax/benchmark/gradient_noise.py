@@ -17,7 +17,7 @@ from transformer_jax.run import Run
 from transformer_jax.types import Batch, Params
 
 
-def gradient_noise(made: Run, batch: Batch, baseline: float, samples: int) -> dict[str, float]:
+def gradient_noise(made: Run, batch: Batch, baseline: float, samples: int) -> dict[str, Any]:
     """How noisy the estimated gradient of the loss is that reaches what scores the keys.
 
     Of so many samples g of the gradient, a token, by the query's and key's projections of the one
@@ -49,7 +49,8 @@ def gradient_noise(made: Run, batch: Batch, baseline: float, samples: int) -> di
 def compare(hard: Run, gumbel: Run, batch: Batch, samples: int = 256) -> dict[str, Any]:
     """The noise of REINFORCE, with the baseline of the trained run and with none, and of gumbel.
 
-    `noise_to_signal` is trace / signal, which a batch n times as large divides by n. A baseline
+    `noise_to_signal` is trace / signal, which a batch n times as large divides by n; None: so many
+    samples do not tell the signal from noise. A baseline
     leaves the mean as it is, so that the less noisy estimate of the signal serves both.
     """
     training = checkpoint.restore(hard.checkpoints, hard.best_step(), "training")
@@ -61,6 +62,7 @@ def compare(hard: Run, gumbel: Run, batch: Batch, samples: int = 256) -> dict[st
     }
     found["hard, baseline 0"]["signal"] = found["hard"]["signal"]
     for each in found.values():
-        each["noise_to_signal"] = each["trace"] / each["signal"]
+        signal = each["signal"]
+        each["noise_to_signal"] = each["trace"] / signal if signal > 0 else None
     # The baseline, in nats, is the running mean of a token's log-likelihood.
     return {"samples": samples, "baseline": baseline} | found
