@@ -75,13 +75,17 @@ def test_help_fits_a_screen_and_shows_an_example(
     assert f"transformer-jax {command} --" in text
 
 
-def test_bad_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_commands_and_options(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "trian: unknown command; did you mean train?" in fails(["trian"], capsys)
     assert "--run" in fails(["translate"], capsys)
     assert "did you mean --beam" in fails(["translate", "--run=x", "--bean=3"], capsys)
     score = "--config.model.cross-attention.score=additiv"
-    near = fails(["inspect", "--config=configs/quickstart.py", score], capsys)
-    assert near.endswith(f"argument '{score.partition('=')[0]}'; did you mean additive?")
+    for width in range(40, 46):  # a message is wrapped, in another place at each
+        monkeypatch.setenv("COLUMNS", str(width))
+        near = fails(["inspect", "--config=configs/quickstart.py", score], capsys)
+        assert near.endswith(f"argument '{score.partition('=')[0]}'; did you mean additive?")
     assert "takes the config from the run" in fails(
         ["translate", "--run=x", "--config.model.layers=2"], capsys
     )
@@ -313,6 +317,8 @@ def test_a_kind_and_a_kernel_of_ones_own(
     monkeypatch.delitem(layer_kinds._KINDS, "sharp")
     for given, wanted in (
         ("sharp", "--kind sharp: must be LABEL=MODULE:FUNCTION"),
+        ("=own_attention:sharp", "--kind =own_attention:sharp: must be LABEL=MODULE:FUNCTION"),
+        ("round=own_attention:sharp", "no attention of the config is of this kind; one is with"),
         ("sharp=own_attention:blunt", "--kind 'own_attention:blunt': cannot be imported"),
     ):
         assert wanted in fails([*translation, "--kind", given], capsys)

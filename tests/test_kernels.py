@@ -1,15 +1,18 @@
 """Every kernel against attention in float64: masks, packing, windows, shared heads, types."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from jaxtyping import Array
 
 from transformer_jax.attention import Mask, attend, kernels
+from transformer_jax.attention import blockwise as blockwise_module
 from transformer_jax.attention.blockwise import Blocks, blockwise
 
 Inputs = tuple[Array, Array, Array]
@@ -115,10 +118,17 @@ def test_kernels_are_attention_in_float32(kernel: str, mask: str, shared: int) -
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * np.abs(b).max())
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_kernels_are_attention_in_bfloat16(kernel: str) -> None:
-    rule, keys = MASKS["causal with padding"]
-    arrays = inputs(keys, dtype=jnp.bfloat16)
+BFLOAT16 = [("causal with padding", 4), ("packed, causal window", 2), ("cross window", 1)]
+
+
+@pytest.mark.parametrize(
+    ("mask", "shared"),
+    [*BFLOAT16, *(pytest.param(*c, marks=pytest.mark.long) for c in CASES if c not in BFLOAT16)],
+)
+@pytest.mark.parametrize("kernel", [LONG.get(name, name) for name in KERNELS])
+def test_kernels_are_attention_in_bfloat16(kernel: str, mask: str, shared: int) -> None:
+    rule, keys = MASKS[mask]
+    arrays = inputs(keys, shared=shared, dtype=jnp.bfloat16)
     gradient = jax.random.normal(jax.random.key(3), arrays[0].shape)
     ours = found(KERNELS[kernel], arrays, rule, gradient)
     for a, b in zip(ours, exact(arrays, rule, gradient), strict=True):
@@ -126,6 +136,47 @@ def test_kernels_are_attention_in_bfloat16(kernel: str) -> None:
         np.testing.assert_allclose(
             np.asarray(a, np.float32), b, rtol=0, atol=2e-2 * np.abs(b).max()
         )
+
+
+PIECES = (jnp.arange(700)[None] // 90 + 1) * (jnp.arange(700)[None] < 650)
+PACKED = (PIECES, jnp.arange(700)[None] % 90)
+LONG_MASKS = {
+    "none": None,
+    "causal": Mask(causal=True),
+    "window": Mask(window=40),
+    "causal window": Mask(window=40, causal=True),
+    "packed, causal window": Mask(*PACKED, *PACKED, causal=True, window=20),
+}
+
+
+@pytest.mark.parametrize("all_at_once", [True, False])
+@pytest.mark.parametrize("mask", LONG_MASKS)
+def test_the_blocks_that_are_chosen_for_long_sentences(
+    mask: str, all_at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uneven blocks of several heads, and windows that leave most keys out."""
+    if not all_at_once:
+        monkeypatch.setattr(blockwise_module, "ALL_AT_ONCE", 2**12)
+        monkeypatch.setattr(blockwise_module, "A_BLOCK", 2**17)
+        monkeypatch.setattr(blockwise_module, "MOST", 256)
+    rule = LONG_MASKS[mask]
+    query, keys = (jax.random.normal(jax.random.key(n), (1, n, 700, 8)) for n in (4, 2))
+    arrays = (query, keys, keys[:, ::-1])
+    windowed = rule is not None and rule.window is not None
+    size = blockwise_module.choose_blocks(2, 2, 700, 700, rule or Mask())
+    assert (size.keys < 700) == (windowed or not all_at_once)
+    gradient = jax.random.normal(jax.random.key(3), arrays[0].shape)
+    ours = found("auto", arrays, rule, gradient)
+    for a, b in zip(ours, exact(arrays, rule, gradient), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("kernel", ["reference", "blockwise"])
+def test_gradients_have_the_types_of_the_arrays(kernel: str) -> None:
+    query, key, value = inputs(20)
+    mixed = (query, key, value.astype(jnp.bfloat16))
+    _, *gradients = found(kernel, mixed, None, query)
+    assert [g.dtype for g in gradients] == [jnp.float32, jnp.float32, jnp.bfloat16]
 
 
 @pytest.mark.parametrize("kernel", ["reference", "xla", "blockwise"])
@@ -152,6 +203,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (r"kernel 'math:nothing': cannot be imported", {"kernel": "math:nothing"}),
     (r"kernel 'math:pi': is not a function", {"kernel": "math:pi"}),
     (r"and weights or None, not tuple", {"kernel": lambda q, *_, **__: (1, q, None)}),
+    (r"not ndarray as output", {"kernel": lambda q, *_, **__: (np.zeros(q.shape), None)}),
+    (r"not \(2, 4, 20, 8\) and int", {"kernel": lambda q, *_, **__: (q, 1)}),
     (r"kernel blockwise: has no bias; use kernel reference", {"kernel": "blockwise", "bias": 0}),
     (
         r"kernel blockwise: has no dropout; use kernel reference",
@@ -165,7 +218,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         {"kernel": "blockwise", "mask": jnp.ones((1, 1, 1, 20), bool)},
     ),
     (
-        r"must return an output of \(2, 4, 20, 8\) and weights or None, not \(2, 4, 20, 1\)",
+        r"must return a JAX array of \(2, 4, 20, 8\) and weights or None, not \(2, 4, 20, 1\)",
         {"kernel": lambda q, *_, **__: (q[..., :1], None)},
     ),
 ]
@@ -189,6 +242,35 @@ def test_what_cudnn_has_not_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     arrays = inputs(20, dtype=jnp.bfloat16)
     with pytest.raises(ValueError, match="kernel cudnn: odd lengths; use xla"):
         attend(*arrays, kernel="cudnn")
+
+
+@pytest.fixture
+def untyped() -> Iterator[None]:
+    """As for a user, whose shapes and types nothing checks before `attend` does."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.usefixtures("untyped")
+def test_shapes_that_do_not_match_are_refused() -> None:
+    query, key, value = inputs(20)
+    for wrong in (
+        (query, key, value[:, :, :9]),
+        (query[..., :4], key, value),
+        (query[:1], key, value),
+        (query[0], key[0], value[0]),
+    ):
+        with pytest.raises(ValueError, match=r"query \(.*, value \(.*: must be \[B, N, T, H\]"):
+            attend(*wrong)
+
+
+@pytest.mark.usefixtures("untyped")
+def test_a_mask_of_numpy_is_dense_at_every_length() -> None:
+    query, key, value = (jnp.ones((1, 1, 150, 4)) for _ in range(3))
+    seen: Any = np.tril(np.ones((1, 1, 150, 150), bool))
+    output, _ = attend(query, key, value, seen)
+    np.testing.assert_allclose(output, value, rtol=1e-5)
 
 
 def test_query_heads_are_a_multiple_of_key_heads() -> None:

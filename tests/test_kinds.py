@@ -264,3 +264,30 @@ def test_gumbel_has_the_gradient_of_the_softmax() -> None:
     assert np.any(of_gumbel)
     np.testing.assert_allclose(of_gumbel, jax.grad(total)(QUERY, soft_attention), atol=1e-5)
     assert not np.any(jax.grad(total)(QUERY, hard_attention))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_gumbel_has_the_gradient_of_the_softmax_with_its_noise(temperature: float) -> None:
+    key = jax.random.key(3)
+    noise = jax.random.gumbel(key, (HEADS, QUERIES, KEYS))
+
+    def sampled(query: Array) -> Array:
+        more = {"key": key, "temperature": temperature}
+        return jnp.sum(gumbel_attention(query, KEY, VALUE, MASK, **more)[0] * QUERY)
+
+    def soft(query: Array) -> Array:
+        logarithms = jax.nn.log_softmax(scores.scaled_dot(query, KEY), where=MASK)
+        noisy = jnp.where(MASK, (logarithms + noise) / temperature, -jnp.inf)
+        weights = jax.nn.softmax(noisy.at[:, 1].set(0.0)).at[:, 1].set(0.0)  # 1 sees no key
+        return jnp.sum((weights @ VALUE) * QUERY)
+
+    wanted = jax.grad(soft)(QUERY).at[:, 1].set(0.0)
+    np.testing.assert_allclose(jax.grad(sampled)(QUERY), wanted, atol=1e-5)
+
+
+def test_windows_and_temperatures_that_make_no_sense_are_refused() -> None:
+    for attention in (local_m_attention, partial(local_p_attention, centre=CENTRE)):
+        with pytest.raises(ValueError, match="window=0: must be at least 1"):
+            attention(QUERY, KEY, VALUE, window=0)
+    with pytest.raises(ValueError, match=r"temperature=0\.0: must be above 0"):
+        gumbel_attention(QUERY, KEY, VALUE, temperature=0.0)

@@ -28,6 +28,7 @@ from transformer_jax.attention import (
     Given,
     Mask,
     MultiHeadAttention,
+    attend,
     layer_kinds,
     register_kind,
 )
@@ -376,3 +377,121 @@ def test_hard_attention_is_refused_with_packing() -> None:
 def test_dropout_is_refused_with_a_kernel_that_has_none() -> None:
     with pytest.raises(ValueError, match=r"execution\.kernel='xla': must be auto or reference"):
         Config(model=tiny(attention_dropout=0.1), execution=ExecutionConfig(kernel="xla"))
+    with pytest.raises(ValueError, match=r"'blockwise': must be auto, .* model\.positions='alibi'"):
+        Config(model=tiny(positions="alibi"), execution=ExecutionConfig(kernel="blockwise"))
+
+
+class ByHand:
+    """The layer kinds' formulas in float64: a sentence and a head at a time, loops over queries."""
+
+    def __init__(self, given: Given, params: dict[str, jax.Array], lengths: list[int]) -> None:
+        self.query, key, value = (
+            np.asarray(x, np.float64) for x in (given.query, given.key, given.value)
+        )
+        group = self.query.shape[1] // key.shape[1]
+        self.key, self.value = key.repeat(group, axis=1), value.repeat(group, axis=1)
+        self.params = {name: np.asarray(x, np.float64) for name, x in params.items()}
+        self.config, self.lengths = given.config, lengths
+
+    def score(self, q: np.ndarray, n: int, b: int, s: int) -> float:
+        k, learnt = self.key[b, n, s], {name: x[n] for name, x in self.params.items()}
+        match self.config.score:
+            case "dot":
+                return q @ k
+            case "scaled_dot":
+                return q @ k / len(q) ** 0.5
+            case "general":
+                return q @ learnt["w"] @ k
+            case "additive":
+                return learnt["v"] @ np.tanh(q @ learnt["w"] + k @ learnt["u"])
+            case "location":
+                return q @ learnt["positions"][:, s]
+
+    def soft(self, b: int, n: int, t: int, near: Any = lambda s: True) -> np.ndarray:
+        weights = np.zeros(self.key.shape[2])
+        for s in filter(near, range(self.lengths[b])):
+            weights[s] = np.exp(self.score(self.query[b, n, t], n, b, s))
+        return weights / weights.sum()
+
+    def weights(self, b: int, n: int, t: int) -> np.ndarray:
+        window, places = self.config.window or 0, np.arange(self.key.shape[2])
+        match self.config.kind:
+            case "local-m":
+                return self.soft(b, n, t, lambda s: abs(s - t) <= window)
+            case "local-p":
+                w, v = self.params["centre_w"][n], self.params["centre_v"][n]
+                inner = v @ np.tanh(self.query[b, n, t] @ w)
+                p = self.lengths[b] / (1 + np.exp(-inner))
+                gauss = np.exp(-((places - p) ** 2) / (2 * (window / 2) ** 2))
+                return self.soft(b, n, t, lambda s: abs(s - p) <= window) * gauss
+            case "latent":
+                active = np.exp(self.key[b, n] @ self.params["active"][n, :, : len(places)])
+                active[:, self.lengths[b] :] = 0
+                return self.soft(b, n, t) @ (active / active.sum(axis=1, keepdims=True))
+            case "hard" | "gumbel":
+                return np.eye(len(places))[self.soft(b, n, t).argmax()]
+            case _:
+                return self.soft(b, n, t)
+
+    def context(self) -> np.ndarray:
+        made = np.zeros(self.query.shape)
+        for b, n, t in np.ndindex(*made.shape[:3]):
+            made[b, n, t] = self.weights(b, n, t) @ self.value[b, n]
+        return made
+
+
+SCORES = ("scaled_dot", "dot", "general", "additive", "location")
+
+
+@pytest.mark.parametrize(
+    ("kind", "score"),
+    [("soft", score) for score in SCORES]
+    + [("local-m", "general"), ("local-p", "scaled_dot"), ("local-p", "additive")]
+    + [("latent", "scaled_dot"), ("hard", "general"), ("gumbel", "dot")],
+)
+def test_kinds_of_layers_are_their_formulas(kind: str, score: Any) -> None:
+    """With what they learn, four heads that share two of keys, and a padded sentence."""
+    params: dict[str, jax.Array] = {}
+
+    def param(name: str, _: Any, shape: tuple[int, ...]) -> jax.Array:
+        key = jax.random.fold_in(jax.random.key(9), len(params))
+        return params.setdefault(name, 0.5 * jax.random.normal(key, shape))
+
+    query, key, value = (
+        jax.random.normal(jax.random.key(i), (2, heads, length, 8))
+        for i, (heads, length) in enumerate([(4, 5), (2, 7), (2, 7)])
+    )
+    lengths = [7, 5]
+    window = 2 if kind.startswith("local") else None
+    given = Given(
+        query=query,
+        key=key,
+        value=value,
+        mask=Mask(key_segments=jnp.array([[1] * n + [0] * (7 - n) for n in lengths])),
+        bias=None,
+        config=AttentionConfig(kind=kind, score=score, window=window),
+        max_length=9,
+        random=None,
+        attend=partial(attend, kernel="auto"),
+        weights=False,
+        param=param,
+    )
+    found = layer_kinds.find_kind("cross_attention", kind)(given).context
+    np.testing.assert_allclose(found, ByHand(given, params, lengths).context(), atol=5e-6)
+
+
+def test_a_plain_layer_is_plain_attention_in_each_head() -> None:
+    config = tiny(**everywhere("encoder_attention", kind="plain"))
+    layer = MultiHeadAttention(config, "encoder_attention")
+    x = jax.random.normal(jax.random.key(0), (2, 5, 16))
+
+    def attended(layer: MultiHeadAttention) -> Any:
+        return layer(x, layer.project(x), Mask())[0]
+
+    found = np.asarray(layer.apply({}, method=attended))
+    for b, n in np.ndindex(2, 2):
+        part = slice(8 * n, 8 * (n + 1))
+        own = np.asarray(x[b, :, part], np.float64)
+        weights = np.exp(own @ own.T)
+        wanted = weights / weights.sum(axis=1, keepdims=True) @ own
+        np.testing.assert_allclose(found[b, :, part], wanted, atol=5e-6)

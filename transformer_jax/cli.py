@@ -137,7 +137,7 @@ def _condense(message: str, kind: type[Any]) -> str:
     parts = [_one_line(part) for part in re.split(r"[-─]{5,}", re.sub(r"[│╭╮╰╯]", "", message))]
     text = re.sub(r"^Error parsing [-\w.]+: (?=[\w.]+=)", "", parts[1] if parts[1:] else parts[0])
     if choice := re.match(
-        r"(invalid choice '(.*)' for argument '.*')\. Expected one of (.*)", text
+        r"(invalid choice '(.*)' for argument '.*')\s*\. Expected one of (.*)", text
     ):
         return choice[1] + did_you_mean(choice[2], re.findall("'(.*?)'", choice[3]))
     if text.startswith("Unrecognized options: --"):

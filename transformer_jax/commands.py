@@ -28,7 +28,7 @@ from transformer_jax.translate import Translator
 
 def train(options: Train, config: Config) -> None:
     """Trains with a live display."""
-    _register(options.kind, config.execution.kernel)
+    _register(options.kind, config, config.execution.kernel)
     parallel.cache_programs()
     with Terminal() as terminal:
         reporters: list[Reporter] = [terminal]
@@ -113,7 +113,7 @@ def average(options: Average) -> None:
 
 def inspect(options: Inspect, config: Config) -> None:
     """Prints the config and what training it takes; of a run first what needs no data."""
-    _register(options.kind)
+    _register(options.kind, config)
     parallel.cache_programs()
     print(json.dumps(to_json(config), indent=1, ensure_ascii=False))
     known = run.load(options.run) if options.run else None
@@ -148,13 +148,20 @@ def _print_sizes(config: Config, tokenizers: Tokenizers) -> None:
     print(f"parameters  {count_parameters(config.model, *sizes):,}")
 
 
-def _register(kinds: Sequence[str], kernel: str = "auto") -> None:
+def _register(kinds: Sequence[str], config: Config, kernel: str = "auto") -> None:
     """Makes the kinds of attention known that the command line names, and the kernel's module."""
     look_here([*kinds, kernel])
+    model = config.model
+    attentions = (model.encoder_attention, model.decoder_attention, model.cross_attention)
     for given in kinds:
         label, equals, name = given.partition("=")
-        if not equals:
+        if not (label and equals):
             raise ValueError(f"--kind {given}: must be LABEL=MODULE:FUNCTION")
+        if label not in (attention.kind for attention in attentions):
+            raise ValueError(
+                f"--kind {given}: no attention of the config is of this kind; one is with "
+                f"--config.model.cross-attention.kind={label}"
+            )
         register_kind(label, load_function("--kind", name))
 
 
@@ -165,8 +172,8 @@ def look_here(names: Sequence[str]) -> None:
 
 
 def _translator(options: Search) -> Translator:
-    _register(options.kind)
     loaded = run.load(options.run)
+    _register(options.kind, loaded.config)
     wanted = {"beam": options.beam, "penalty": options.penalty, "alpha": options.alpha}
     given = {name: value for name, value in wanted.items() if value is not None}
     decode = dataclasses.replace(loaded.config.decode, **given)

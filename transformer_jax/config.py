@@ -456,8 +456,8 @@ class ExecutionConfig(_Section):
     executor: Literal["jit", "pmap"] = field(default="jit", metadata=_NOT_COMPARED)
     """What compiles the training step for several devices."""
     kernel: str = field(default="auto", metadata=_NOT_COMPARED)
-    """What computes attention in training: auto, reference, blockwise, xla, cudnn, pallas, or a
-    function of yours, MODULE:FUNCTION."""
+    """What computes soft and local-m attention of products in training: auto, reference, blockwise,
+    xla, cudnn, pallas, or a function of yours, MODULE:FUNCTION."""
 
 
 @dataclass(frozen=True)
@@ -482,7 +482,12 @@ class Config(_Section):
                 "model.tied='all': must be decoder or none where tokenizer.joint=False: "
                 "two vocabularies cannot share one matrix"
             )
-        kernel = self.execution.kernel
+        kernel, positions = self.execution.kernel, self.model.positions
+        if positions in ("alibi", "relative") and kernel in ("blockwise", "pallas"):
+            raise ValueError(
+                f"execution.kernel={kernel!r}: must be auto, reference, xla or cudnn where "
+                f"model.positions={positions!r}: it has no bias"
+            )
         if self.model.attention_dropout and kernel in ("blockwise", "xla", "cudnn", "pallas"):
             raise ValueError(
                 f"execution.kernel={kernel!r}: must be auto or reference where "

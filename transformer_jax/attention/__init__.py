@@ -8,6 +8,7 @@ from transformer_jax.attention.kinds import (
     local_m_attention,
     local_p_attention,
     plain_self_attention,
+    predicted_centre,
     soft_attention,
 )
 from transformer_jax.attention.layer_kinds import Attended, Choices, Given, register_kind
@@ -33,6 +34,7 @@ __all__ = [
     "local_p_attention",
     "padding_mask",
     "plain_self_attention",
+    "predicted_centre",
     "register_kind",
     "soft_attention",
 ]

@@ -344,7 +344,8 @@ def _backward(plan: _Plan, kept: tuple, gradient: Array) -> tuple[Any, ...]:
     of_keys = [_filled(x, size.keys, 2) for x in (key, value)]
     d_q, *found = _over_heads(plan, heads, rows, *of_queries, *of_keys)
     d_q = (d_q[:, :, :, : plan.queries] * scale).astype(query.dtype)
-    return d_q, *(x[:, :, : plan.keys].astype(key.dtype) for x in found), None
+    d_k, d_v = (x[:, :, : plan.keys] for x in found)
+    return d_q, d_k.astype(key.dtype), d_v.astype(value.dtype), None
 
 
 def _add(total: Array, more: Array, start: Any) -> Array:

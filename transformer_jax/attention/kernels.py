@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any
 
 import jax
@@ -79,7 +80,22 @@ def load_function(what: str, name: str) -> Callable[..., Any]:
         raise ValueError(f"{what} {name!r}: cannot be imported: {error}") from error
     if not callable(found):
         raise ValueError(f"{what} {name!r}: is not a function")
-    return found
+    return _guarded(what, name, found)
+
+
+@cache  # the same function again is the same one, as `register_kind` asks
+def _guarded(what: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with a ValueError that names it for whatever it raises."""
+
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except Exception as error:
+            first = next(iter(str(error).splitlines()), "")
+            raise ValueError(f"{what} {name!r}: {type(error).__name__}: {first}") from error
+
+    return call
 
 
 def attend(
@@ -96,26 +112,39 @@ def attend(
 
     Each of the G heads of keys and values serves N / G heads of queries. Returns the output and
     the weights [B, N, T, S] before dropout, which only the kernel "reference" computes. ValueError:
-    an unknown kernel, one asked for what it cannot do, or heads that do not divide.
+    shapes that do not match, an unknown kernel, or one asked for what it cannot do.
     """
+    alike = key.shape == value.shape and _rows_and_width(query) == _rows_and_width(key)
+    if query.ndim != 4 or not alike:
+        raise ValueError(
+            f"query {query.shape}, key {key.shape}, value {value.shape}: must be [B, N, T, H], "
+            "[B, G, S, H] and [B, G, S, H]"
+        )
     heads, shared = query.shape[1], key.shape[1]
     if heads % shared:
         raise ValueError(f"{heads} query heads: must be a multiple of the {shared} key heads")
     if kernel == "auto":
         kernel = choose(query.shape, key.shape, mask, plain=bias is None and dropout is None)
     run = find_kernel(kernel) if isinstance(kernel, str) else kernel
+    name = kernel if isinstance(kernel, str) else getattr(kernel, "__qualname__", kernel)
     match run(query, key, value, mask, bias=bias, dropout=dropout):
         case (jax.Array() as output, (jax.Array() | None) as weights) if (
             output.shape == query.shape
         ):
             return output, weights
-        case (jax.Array() as output, _):
-            found = str(output.shape)
+        case (jax.Array() as output, other):
+            found = f"{output.shape} and {type(other).__name__}"
+        case (other, _):
+            found = f"{type(other).__name__} as output"
         case other:
             found = type(other).__name__
     raise ValueError(
-        f"kernel {kernel}: must return an output of {query.shape} and weights or None, not {found}"
+        f"kernel {name}: must return a JAX array of {query.shape} and weights or None, not {found}"
     )
+
+
+def _rows_and_width(x: Array) -> tuple[Size, Size]:
+    return x.shape[0], x.shape[-1]
 
 
 def choose(
@@ -127,7 +156,7 @@ def choose(
         return "reference"
     if jax.default_backend() != "cpu":
         return "xla"
-    if isinstance(mask, jax.Array):  # a dense mask, which blockwise has not
+    if not isinstance(mask, Mask | None):  # a dense mask, which blockwise has not
         return "reference"
     return "blockwise" if queries * keys >= CROSSING else "reference"
 

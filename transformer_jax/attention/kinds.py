@@ -94,7 +94,10 @@ def gumbel_attention(
     """Hard attention whose gradient is that of the softmax at `temperature` with Gumbel noise.
 
     Straight-through: a biased estimate, but of little variance. (Jang et al. 2017, section 2.2)
+    ValueError: a temperature that is not above 0.
     """
+    if temperature <= 0:
+        raise ValueError(f"temperature={temperature}: must be above 0")
     logits = masked_softmax(score(query, keys), mask)
     soft = jnp.log(jnp.maximum(logits, jnp.finfo(jnp.float32).tiny))
     if key is not None:
@@ -128,9 +131,10 @@ def local_m_attention(
     """Soft attention in a window [t - D, t + D] around the query's own position t, D = `window`.
 
     Luong et al. 2015, section 3.2, "monotonic alignment"; in self-attention, a sliding window.
+    ValueError: D below 1.
     """
     distance = jnp.arange(keys.shape[-2])[None] - jnp.arange(query.shape[-2])[:, None]
-    near = jnp.abs(distance) <= window
+    near = jnp.abs(distance) <= _at_least_one(window)
     return soft_attention(query, keys, values, near if mask is None else mask & near, score=score)
 
 
@@ -149,15 +153,22 @@ def local_p_attention(
 
     The weights are multiplied by exp(-(s - p)² / 2σ²) with σ = D / 2 after the softmax, and not
     normalised again. (Luong et al. 2015, section 3.2, eq. 10; for p see `predicted_centre`)
+    ValueError: D below 1.
     """
     positions = jnp.arange(keys.shape[-2]) if key_positions is None else key_positions
     positions = jnp.expand_dims(positions, range(centre.ndim + 1 - positions.ndim))
     distance = positions.astype(centre.dtype) - centre[..., None]
-    near = jnp.abs(distance) <= window
+    near = jnp.abs(distance) <= _at_least_one(window)
     seen = near if mask is None else near & jnp.broadcast_to(mask, near.shape)
     weights = masked_softmax(score(query, keys), seen)
     weights = weights * jnp.exp(-2 * jnp.square(distance / window))
     return weighted_sum(weights, values), weights
+
+
+def _at_least_one(window: int) -> int:
+    if window < 1:
+        raise ValueError(f"window={window}: must be at least 1")
+    return window
 
 
 def predicted_centre(
@@ -186,6 +197,8 @@ def latent_attention(
     The first, latent, weights say which tokens are telling (a "to", a "when"): l = softmax(score).
     Given that token i is, row i of `active` says which ones to look at, and the weights are
     w = l · active. (Chen et al. 2016, section 3)
+
+    `mask` is for the latent weights; rows of `active` have no weight on hidden keys, or so has w.
     """
     weights = masked_softmax(score(query, keys), mask) @ active
     return weighted_sum(weights, values), weights

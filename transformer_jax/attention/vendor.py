@@ -57,7 +57,7 @@ def pallas(
     """JAX's own flash attention in Pallas, on GPUs and TPUs. Segments and causal masks only."""
     _refuse("pallas", dropout=dropout, bias=bias)
     platform = _require_platform("pallas", "gpu", "tpu")
-    if isinstance(mask, jax.Array) or (isinstance(mask, Mask) and mask.window is not None):
+    if not isinstance(mask, Mask | None) or (mask is not None and mask.window is not None):
         raise ValueError("kernel pallas: has no windows and no dense masks; use xla or blockwise")
     mask = Mask() if mask is None else mask
     group = query.shape[1] // key.shape[1]
