@@ -1,6 +1,7 @@
 """Every kernel against attention in float64: masks, packing, windows, shared heads, types."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,8 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pallas_tpu
+from jax.experimental.pallas.ops.gpu import attention as gpu_attention
 from jaxtyping import Array
 
 from transformer_jax.attention import Mask, attend, kernels
@@ -168,6 +171,36 @@ def test_the_blocks_that_are_chosen_for_long_sentences(
     gradient = jax.random.normal(jax.random.key(3), arrays[0].shape)
     ours = found("auto", arrays, rule, gradient)
     for a, b in zip(ours, exact(arrays, rule, gradient), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * np.abs(b).max())
+
+
+BLOCKS = jnp.array([[1] * 100 + [2] * 60 + [3] * 70 + [0] * 26])
+PALLAS_MASKS = {
+    "none": None,
+    "causal": Mask(causal=True),
+    "padding": Mask(key_segments=jnp.array([[1] * 200 + [0] * 56])),
+    "packed, causal": Mask(query_segments=BLOCKS, key_segments=BLOCKS, causal=True),
+}
+QUICK = [("tpu", "padding"), ("tpu", "packed, causal"), ("gpu", "packed, causal")]
+SLOW = [("tpu", "none"), ("tpu", "causal"), ("gpu", "none"), ("gpu", "causal")]
+
+
+@pytest.mark.parametrize(
+    ("platform", "mask"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.long) for case in SLOW)]
+)
+def test_pallas_as_its_interpreter_runs_it(
+    platform: str, mask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `attend` gives JAX's kernels and makes of their output, where no GPU or TPU is."""
+    rule = PALLAS_MASKS[mask]
+    query, gradient = (jax.random.normal(jax.random.key(i), (1, 2, 256, 64)) for i in range(2))
+    key, value = (jax.random.normal(jax.random.key(i), (1, 1, 256, 64)) for i in (2, 3))
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    monkeypatch.setattr(gpu_attention, "mha", partial(gpu_attention.mha, interpret=True))
+    on_tpu = pallas_tpu.force_tpu_interpret_mode() if platform == "tpu" else nullcontext()
+    with on_tpu, jax.default_matmul_precision("float32"):
+        ours = found("pallas", (query, key, value), rule, gradient)
+    for a, b in zip(ours, exact((query, key, value), rule, gradient), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * np.abs(b).max())
 
 

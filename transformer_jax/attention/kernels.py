@@ -110,9 +110,9 @@ def attend(
 ) -> tuple[Float[Array, "B N T H"], Array | None]:
     """Each query's mean of the values, weighted by how its query matches their keys.
 
-    Each of the G heads of keys and values serves N / G heads of queries. Returns the output and
-    the weights [B, N, T, S] before dropout, which only the kernel "reference" computes. ValueError:
-    shapes that do not match, an unknown kernel, or one asked for what it cannot do.
+    Each of the G heads of keys and values serves N / G heads of queries; `bias` is finite. Returns
+    the output and the weights [B, N, T, S] before dropout, which only the kernel "reference" has.
+    ValueError: shapes that do not match, an unknown kernel, or one asked for what it cannot do.
     """
     alike = key.shape == value.shape and _rows_and_width(query) == _rows_and_width(key)
     if query.ndim != 4 or not alike:

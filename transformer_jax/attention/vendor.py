@@ -62,33 +62,46 @@ def pallas(
     mask = Mask() if mask is None else mask
     group = query.shape[1] // key.shape[1]
     key, value = (jnp.repeat(x, group, axis=1) for x in (key, value))
-    scale = query.shape[-1] ** -0.5
     queries, keys = _segments(mask, query, key)
-    if platform == "tpu":
-        from jax.experimental.pallas.ops.tpu import flash_attention as tpu
-
-        ids = tpu.SegmentIds(queries, keys)
-        output = tpu.flash_attention(
-            query, key, value, segment_ids=ids, causal=mask.causal, sm_scale=scale
-        )
-    else:
-        from jax.experimental.pallas.ops.gpu import attention as gpu
-
-        if query.shape[2] != key.shape[2] or mask.query_segments is not mask.key_segments:
-            raise ValueError(
-                "kernel pallas: on GPUs needs the same segments for queries and keys, as in packed "
-                "self-attention; use xla or cudnn"
-            )
-        if query.shape[2] > _BLOCK and query.shape[2] % _BLOCK:
-            raise ValueError(
-                f"kernel pallas: length {query.shape[2]}: must be a multiple of {_BLOCK} on GPUs; "
-                "use xla or cudnn"
-            )
-        by_length = (x.swapaxes(1, 2) for x in (query, key, value))
-        found: Any = gpu.mha(*by_length, queries, sm_scale=scale, causal=mask.causal)
-        output = found.swapaxes(1, 2)
+    try:
+        run = _pallas_tpu if platform == "tpu" else _pallas_gpu
+        output = run(query, key, value, queries, keys, mask)
+    except NotImplementedError as error:  # such as lengths that its blocks do not divide
+        raise ValueError(f"kernel pallas: {error}; use xla") from error
     some = jnp.any(queries[:, :, None] == keys[:, None, :], axis=-1) & (queries > 0)
     return jnp.where(some[:, None, :, None], output, 0), None
+
+
+def _pallas_tpu(
+    query: Array, key: Array, value: Array, queries: Array, keys: Array, mask: Mask
+) -> Array:
+    from jax.experimental.pallas.ops.tpu import flash_attention as tpu
+
+    ids, scale = tpu.SegmentIds(queries, keys), query.shape[-1] ** -0.5
+    return tpu.flash_attention(
+        query, key, value, segment_ids=ids, causal=mask.causal, sm_scale=scale
+    )
+
+
+def _pallas_gpu(
+    query: Array, key: Array, value: Array, queries: Array, keys: Array, mask: Mask
+) -> Array:
+    from jax.experimental.pallas.ops.gpu import attention as gpu
+
+    if query.shape[2] != key.shape[2] or mask.query_segments is not mask.key_segments:
+        raise ValueError(
+            "kernel pallas: on GPUs needs the same segments for queries and keys, as in packed "
+            "self-attention; use xla or cudnn"
+        )
+    if query.shape[2] > _BLOCK and query.shape[2] % _BLOCK:
+        raise ValueError(
+            f"kernel pallas: length {query.shape[2]}: must be a multiple of {_BLOCK} on GPUs; "
+            "use xla or cudnn"
+        )
+    by_length = (x.swapaxes(1, 2) for x in (query, key, value))
+    scale = query.shape[-1] ** -0.5
+    found: Any = gpu.mha(*by_length, queries, sm_scale=scale, causal=mask.causal)
+    return found.swapaxes(1, 2)
 
 
 def _segments(mask: Mask, query: Array, key: Array) -> tuple[Array, Array]:
