@@ -36,7 +36,7 @@ ALL_S = 3.0
 """So many seconds of them, if the least of timings take no longer."""
 USABLE = 0.6
 """Of the host's free memory. A program that needs 80 % of it has been killed for lack of memory."""
-BLOCK, STEPS = 2**18, 64
+BLOCK, STEPS = 2**20, 16
 """Scores of a step of the products that are measured alone, and such steps."""
 ALL_HEADS_TO = 1024
 """The length up to which every head is compared with float64; beyond, the first and the last."""
@@ -296,27 +296,27 @@ def _pytorch(case: Case, arrays: list[jax.Array], options: BenchAttention) -> di
 
 
 def _products(case: Case, options: BenchAttention) -> Contender:
-    """Both products of attention without a softmax between them, of so many scores that what a call
-    costs is nothing beside them: the rate that attention could have."""
-    heads, rows = _products_shape(case)
-    shape = (heads, case.length, options.head_size)
-    x, steps = jnp.ones(shape, case.dtype), jnp.arange(STEPS)
+    """Both products of attention with no softmax between them, of so many queries that what a call
+    costs is nothing beside them: the rate that attention could have at this length and width."""
+    keys = jnp.ones((case.length, options.head_size), case.dtype)
+    query = jnp.ones((_product_rows(case), options.head_size), case.dtype)
 
-    def products(x: jax.Array, steps: jax.Array) -> list[jax.Array]:
+    def products(query: jax.Array, keys: jax.Array, steps: jax.Array) -> list[jax.Array]:
         def step(total: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
-            query = x[:, :rows] + index.astype(x.dtype)  # so that no step is that before it
-            return total + (query @ x.swapaxes(1, 2)) @ x, None
+            moved = query + index.astype(query.dtype)  # so that no step is that before it
+            return total + (moved @ keys.T) @ keys, None
 
-        return [jax.lax.scan(step, x[:, :rows], steps)[0]]
+        return [jax.lax.scan(step, query, steps)[0]]
 
+    arrays = [query, keys, jnp.arange(STEPS)]
     with jax.default_matmul_precision(_precision(case)):
-        compiled = parallel.compile(products, _one_device()).lower(x, steps).compile()
-    return Contender(partial(_wait, compiled, [x, steps]), {})
+        compiled = parallel.compile(products, _one_device()).lower(*arrays).compile()
+    return Contender(partial(_wait, compiled, arrays), {})
 
 
-def _products_shape(case: Case) -> tuple[int, int]:
-    """Heads and queries of a step of `_products`."""
-    return max(1, BLOCK // case.length**2), max(1, min(case.length, BLOCK // case.length))
+def _product_rows(case: Case) -> int:
+    """Queries of a step of `_products`."""
+    return max(1, BLOCK // case.length)
 
 
 def _floor(case: Case, options: BenchAttention, fastest: float) -> float:
@@ -324,10 +324,9 @@ def _floor(case: Case, options: BenchAttention, fastest: float) -> float:
 
     Forward two of them; backward four more. A causal mask needs half of each.
     """
-    heads, rows = _products_shape(case)
-    one = fastest / STEPS * case.length / (heads * rows)
+    a_query = fastest / (STEPS * _product_rows(case))
     pairs = 3 if case.direction == "both" else 1
-    return pairs * one * case.batch * options.heads * _seen(case)
+    return pairs * a_query * case.length * case.batch * options.heads * _seen(case)
 
 
 def _flops(case: Case, options: BenchAttention) -> float:
