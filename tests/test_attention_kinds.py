@@ -98,8 +98,8 @@ def test_a_baseline_makes_the_gradient_less_noisy(made: dict[str, Run]) -> None:
     batch = attention_kinds.fullest_batch(prepare(run.config, run))
     found = gradient_noise.compare(run, made["gumbel"], batch, samples=16)
     assert -7 < found["baseline"] < 0
-    assert found["hard"]["trace"] < 0.5 * found["hard, baseline 0"]["trace"]
-    assert found["gumbel"]["trace"] > 0
+    assert found["hard"]["variance"] < 0.5 * found["hard, baseline 0"]["variance"]
+    assert found["gumbel"]["variance"] > 0
 
 
 def test_weights_are_drawn_for_each_kind(made: dict[str, Run]) -> None:

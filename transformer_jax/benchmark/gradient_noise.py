@@ -17,14 +17,14 @@ from transformer_jax.run import Run
 from transformer_jax.types import Batch, Params
 
 
-def gradient_noise(made: Run, batch: Batch, baseline: float, samples: int) -> dict[str, Any]:
+def gradient_noise(made: Run, batch: Batch, baseline: float, samples: int) -> dict[str, float]:
     """How noisy the estimated gradient of the loss is that reaches what scores the keys.
 
     Of so many samples g of the gradient, a token, by the query's and key's projections of the one
     layer whose choices are sampled, at the trained weights and on one batch, with rewards of weight
-    1, and without dropout and entropy bonus, so that nothing else is random: `trace`, of the
-    covariance of g; `signal`, the squared norm of its mean, less trace / samples, by which noise
-    makes the mean's norm too large.
+    1, and without dropout and entropy bonus, so that nothing else is random: `variance`, the trace
+    of the covariance of g; `squared_mean`, the squared norm of the mean less variance / samples, by
+    which noise makes it too large: below 0 where so many samples do not tell the mean from 0.
     """
     chosen = replace(made.config.model.cross_attention, entropy=0.0, reward=1.0)
     config = replace(made.config.model, dropout=0.0, cross_attention=chosen)
@@ -42,27 +42,22 @@ def gradient_noise(made: Run, batch: Batch, baseline: float, samples: int) -> di
     keys = jax.random.split(jax.random.key(0), samples)
     drawn = np.stack([np.asarray(sample(key, weights, batch), np.float64) for key in keys])
     mean = drawn.mean(axis=0)
-    trace = float(np.sum(np.square(drawn - mean)) / (samples - 1))
-    return {"trace": trace, "signal": float(mean @ mean) - trace / samples}
+    variance = float(np.sum(np.square(drawn - mean)) / (samples - 1))
+    return {"variance": variance, "squared_mean": float(mean @ mean) - variance / samples}
 
 
 def compare(hard: Run, gumbel: Run, batch: Batch, samples: int = 256) -> dict[str, Any]:
     """The noise of REINFORCE, with the baseline of the trained run and with none, and of gumbel.
 
-    `noise_to_signal` is trace / signal, which a batch n times as large divides by n; None: so many
-    samples do not tell the signal from noise. A baseline
-    leaves the mean as it is, so that the less noisy estimate of the signal serves both.
+    A baseline, in nats the running mean of a token's log-likelihood, leaves the mean as it is. A
+    batch n times as large divides the variance by n.
     """
     training = checkpoint.restore(hard.checkpoints, hard.best_step(), "training")
     baseline = float(training["extra"]["reward"])
-    found = {
+    return {
+        "samples": samples,
+        "baseline": baseline,
         "hard": gradient_noise(hard, batch, baseline, samples),
         "hard, baseline 0": gradient_noise(hard, batch, 0.0, samples),
         "gumbel": gradient_noise(gumbel, batch, 0.0, samples),
     }
-    found["hard, baseline 0"]["signal"] = found["hard"]["signal"]
-    for each in found.values():
-        signal = each["signal"]
-        each["noise_to_signal"] = each["trace"] / signal if signal > 0 else None
-    # The baseline, in nats, is the running mean of a token's log-likelihood.
-    return {"samples": samples, "baseline": baseline} | found
