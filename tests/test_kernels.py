@@ -235,7 +235,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (r"kernel 'no_such:x': cannot be imported: No module named 'no_such'", {"kernel": "no_such:x"}),
     (r"kernel 'math:nothing': cannot be imported", {"kernel": "math:nothing"}),
     (r"kernel 'math:pi': is not a function", {"kernel": "math:pi"}),
-    (r"and weights or None, not tuple", {"kernel": lambda q, *_, **__: (1, q, None)}),
+    (r"weights or None\), not tuple", {"kernel": lambda q, *_, **__: (1, q, None)}),
+    (r"not an array of \(2, 4, 20, 8\)", {"kernel": lambda q, *_, **__: q}),
     (r"not ndarray as output", {"kernel": lambda q, *_, **__: (np.zeros(q.shape), None)}),
     (r"not \(2, 4, 20, 8\) and int", {"kernel": lambda q, *_, **__: (q, 1)}),
     (r"kernel blockwise: has no bias; use kernel reference", {"kernel": "blockwise", "bias": 0}),
@@ -251,7 +252,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         {"kernel": "blockwise", "mask": jnp.ones((1, 1, 1, 20), bool)},
     ),
     (
-        r"must return a JAX array of \(2, 4, 20, 8\) and weights or None, not \(2, 4, 20, 1\)",
+        r"must return \(JAX array of \(2, 4, 20, 8\), weights or None\), not \(2, 4, 20, 1\)",
         {"kernel": lambda q, *_, **__: (q[..., :1], None)},
     ),
 ]
@@ -293,6 +294,7 @@ def test_shapes_that_do_not_match_are_refused() -> None:
         (query[..., :4], key, value),
         (query[:1], key, value),
         (query[0], key[0], value[0]),
+        (query, key[:, :, 0], value[:, :, 0]),
     ):
         with pytest.raises(ValueError, match=r"query \(.*, value \(.*: must be \[B, N, T, H\]"):
             attend(*wrong)
@@ -314,12 +316,13 @@ def test_query_heads_are_a_multiple_of_key_heads() -> None:
 
 def test_auto_takes_what_can_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
     long, short = (1, 1, 4096, 8), (1, 1, 16, 8)
-    assert kernels.choose(long, long, plain=True) == "blockwise"
-    assert kernels.choose(short, short, plain=True) == "reference"
-    assert kernels.choose(long, long, plain=False) == "reference"
-    assert kernels.choose(long, long, jnp.ones((1, 1, 1, 4096), bool), plain=True) == "reference"
+    assert kernels.choose(long, long) == "blockwise"
+    assert kernels.choose(short, short) == "reference"
+    assert kernels.choose(long, long, bias=True) == "reference"
+    assert kernels.choose(long, long, jnp.ones((1, 1, 1, 4096), bool)) == "reference"
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert kernels.choose(long, long, plain=True) == "xla"
+    assert kernels.choose(long, long, bias=True) == "xla"
+    assert kernels.choose(long, long, dropout=True) == "reference"
 
 
 def test_memory_of_blockwise_is_linear_in_length() -> None:

@@ -24,8 +24,8 @@ def test_calls_that_take_long_are_timed_less_often(monkeypatch: pytest.MonkeyPat
         now += seconds
 
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
-    calls = {s: partial(wait, s) for s in (0.01, 1.0, 4.0)}
+    calls = {s: partial(wait, s) for s in (0.01, 1.0, 1.2, 4.0)}
     found = timing.in_turns(calls, 8, seconds=3.0)
-    assert {s: len(samples) for s, samples in found.items()} == {0.01: 8, 1.0: 3, 4.0: 2}
+    assert {s: len(samples) for s, samples in found.items()} == {0.01: 8, 1.0: 3, 1.2: 2, 4.0: 2}
     for s, samples in found.items():
         assert samples == pytest.approx([s] * len(samples))

@@ -114,8 +114,8 @@ def attend(
     the output and the weights [B, N, T, S] before dropout, which only the kernel "reference" has.
     ValueError: shapes that do not match, an unknown kernel, or one asked for what it cannot do.
     """
-    alike = key.shape == value.shape and _rows_and_width(query) == _rows_and_width(key)
-    if query.ndim != 4 or not alike:
+    ranks = query.ndim == key.ndim == 4
+    if not ranks or key.shape != value.shape or _rows_and_width(query) != _rows_and_width(key):
         raise ValueError(
             f"query {query.shape}, key {key.shape}, value {value.shape}: must be [B, N, T, H], "
             "[B, G, S, H] and [B, G, S, H]"
@@ -124,7 +124,7 @@ def attend(
     if heads % shared:
         raise ValueError(f"{heads} query heads: must be a multiple of the {shared} key heads")
     if kernel == "auto":
-        kernel = choose(query.shape, key.shape, mask, plain=bias is None and dropout is None)
+        kernel = choose(query.shape, key.shape, mask, bias is not None, dropout is not None)
     run = find_kernel(kernel) if isinstance(kernel, str) else kernel
     name = kernel if isinstance(kernel, str) else getattr(kernel, "__qualname__", kernel)
     match run(query, key, value, mask, bias=bias, dropout=dropout):
@@ -136,10 +136,12 @@ def attend(
             found = f"{output.shape} and {type(other).__name__}"
         case (other, _):
             found = f"{type(other).__name__} as output"
+        case jax.Array() as other:
+            found = f"an array of {other.shape}"
         case other:
             found = type(other).__name__
     raise ValueError(
-        f"kernel {name}: must return a JAX array of {query.shape} and weights or None, not {found}"
+        f"kernel {name!r}: must return (JAX array of {query.shape}, weights or None), not {found}"
     )
 
 
@@ -148,15 +150,19 @@ def _rows_and_width(x: Array) -> tuple[Size, Size]:
 
 
 def choose(
-    query: tuple[Size, ...], key: tuple[Size, ...], mask: AnyMask = None, *, plain: bool
+    query: tuple[Size, ...],
+    key: tuple[Size, ...],
+    mask: AnyMask = None,
+    bias: bool = False,
+    dropout: bool = False,
 ) -> str:
-    """The fastest kernel for these shapes on this platform. plain: neither bias nor dropout."""
+    """The fastest kernel for these shapes on this platform, of those that have what is asked."""
     queries, keys = query[2], key[2]
-    if not plain or not isinstance(queries, int) or not isinstance(keys, int):
+    if dropout or not isinstance(queries, int) or not isinstance(keys, int):
         return "reference"
     if jax.default_backend() != "cpu":
         return "xla"
-    if not isinstance(mask, Mask | None):  # a dense mask, which blockwise has not
+    if bias or not isinstance(mask, Mask | None):  # which blockwise has not
         return "reference"
     return "blockwise" if queries * keys >= CROSSING else "reference"
 

@@ -105,10 +105,10 @@ class MultiHeadAttention(nn.Module):
         attended: Attended = self.weighing(given)
         context: Any = getattr(attended, "context", attended)
         if not isinstance(attended, Attended) or context.shape != query.shape:
-            shape = getattr(context, "shape", type(context).__name__)
+            found = f"{type(attended).__name__} of {getattr(context, 'shape', 'no shape')}"
             raise ValueError(
                 f"model.{self.place}.kind={self.attention.kind!r}: must return an Attended with a "
-                f"context of {query.shape}, not {shape}"
+                f"context of {query.shape}, not {found}"
             )
         joined = attended.context.swapaxes(1, 2)
         return joined.reshape(x.shape) if plain else self.out(joined), attended

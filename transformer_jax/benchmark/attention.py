@@ -69,7 +69,8 @@ def bench(options: BenchAttention) -> None:
             folder.mkdir(parents=True, exist_ok=True)
     records: list[dict[str, Any]] = []
     # Once for nothing: PyTorch's threads and JAX's take a while to get out of each other's way.
-    list(measure(min(cases(options), key=lambda case: case.length), kernels, options))
+    shortest = min(cases(options), key=lambda case: case.length)
+    list(measure(shortest._replace(direction="both"), kernels, options))
     for case in cases(options):
         # What has been measured is written after each case, since the last take longest.
         for record in measure(case, kernels, options):
@@ -171,31 +172,45 @@ def measure(
     sizes = shapes(case, options)
     itemsize = jnp.dtype(case.dtype).itemsize
     inputs_bytes = itemsize * sum(map(np.prod, sizes))
-    if lacks := _lacks(int(3 * inputs_bytes)):
-        yield from ({"kernel": kernel, "does_not_fit": lacks} for kernel in kernels)
+    auto = choose(sizes[0], sizes[1])
+    named = {
+        kernel: {"auto": kernel == auto and "auto" in kernels}
+        for kernel in dict.fromkeys(auto if kernel == "auto" else kernel for kernel in kernels)
+    }
+    if lacks := _lacks(int(3 * inputs_bytes)):  # for the arrays, a copy, and PyTorch's
+        yield from (
+            {"kernel": name, "does_not_fit": lacks} | facts for name, facts in named.items()
+        )
         return
     arrays = draw(case, options)
-    auto = choose(sizes[0], sizes[1], plain=True)
-    named = dict.fromkeys(auto if kernel == "auto" else kernel for kernel in kernels)
     contenders: dict[str, Contender] = {}
-    for kernel in named:
+    for kernel, facts in named.items():
         try:
-            compiled, facts = _compile(case, kernel, arrays, options.dump)
-            facts["auto"] = kernel == auto and "auto" in kernels
+            compiled, more = _compile(case, kernel, arrays, options.dump)
+            facts |= more
             if lacks := _lacks(facts["temporaries_bytes"] + facts["output_bytes"]):
                 yield {"kernel": kernel, "does_not_fit": lacks} | facts
                 continue
             contenders[kernel] = Contender(partial(_wait, compiled, arrays), facts)
             contenders[kernel].call()
-        except (RuntimeError, NotImplementedError, ValueError) as error:  # on this device only
+        except (RuntimeError, ValueError) as error:  # on this device, or at this size
             contenders.pop(kernel, None)
-            yield {"kernel": kernel, "failed": " ".join(str(error).split())[:200]}
+            yield {"kernel": kernel, "failed": _why(error)} | facts
     if not contenders:
         return
-    contenders |= _pytorch(case, arrays, options)
+    try:
+        pytorch = _pytorch(case, arrays, options)
+        _ = [contender.call() for contender in pytorch.values()]
+        contenders |= pytorch
+    except RuntimeError as error:
+        yield {"kernel": "torch", "failed": _why(error)}
     measured = contenders | {"products": _products(case, options)}
     times = in_turns({name: c.call for name, c in measured.items()}, SAMPLES, ALL_S)
     yield from _records(case, options, contenders, times, arrays)
+
+
+def _why(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def _records(

@@ -65,8 +65,8 @@ def summary(records: list[Record]) -> dict[str, Any]:
     """Ratios, errors and exponents of all records.
 
     ratio_to_torch: PyTorch's time over that of the kernel `auto`, by direction, batch and length,
-    without a mask in float32; ratio_to_torch_causal: with one. max_error: of each kernel, by type;
-    None: not finite.
+    without a mask in float32; ratio_to_torch_causal: with one. max_error: of each kernel in
+    float32; None: not finite.
     memory_ratio_to_reference_at_4096: temporaries of `auto` over the reference's, both directions,
     batch 1. exponents: of time and temporaries in length, by mask, direction, batch and kernel.
     """
@@ -75,7 +75,8 @@ def summary(records: list[Record]) -> dict[str, Any]:
         "ratio_to_torch": _ratios(measured, "full"),
         "ratio_to_torch_causal": _ratios(measured, "causal"),
         "memory_ratio_to_reference_at_4096": _memory_ratio(records),
-        "max_error": _errors(measured),
+        "max_error": _errors(measured, "float32"),
+        "max_error_bfloat16": _errors(measured, "bfloat16"),
         "error_limits": LIMITS,
         "exponents": _exponents(measured),
     }
@@ -98,11 +99,11 @@ def _memory_ratio(records: list[Record]) -> float | None:
     return auto[0] / reference[0] if auto and reference else None
 
 
-def _errors(records: list[Record]) -> dict[str, dict[str, float | None]]:
-    found: dict[str, dict[str, float | None]] = defaultdict(dict)
-    for r in records:
-        known, error = found[r["kernel"]].get(r["dtype"], 0.0), r["error"]
-        found[r["kernel"]][r["dtype"]] = None if None in (known, error) else max(known, error)
+def _errors(records: list[Record], dtype: str) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for r in (r for r in records if r["dtype"] == dtype):
+        known, error = found.get(r["kernel"], 0.0), r["error"]
+        found[r["kernel"]] = None if known is None or error is None else max(known, error)
     return found
 
 

@@ -28,7 +28,7 @@ def in_turns(
         _timed(call, 1)
         once = _timed(call, 1)
         counts[name] = max(1, round(SAMPLE_S / once))
-        samples[name] = min(most, max(LEAST, seconds / (once * counts[name])))
+        samples[name] = int(min(most, max(LEAST, seconds / (once * counts[name]))))
     found: dict[Name, list[float]] = {name: [] for name in calls}
     for turn in range(most):
         for name, call in calls.items():
