@@ -112,6 +112,27 @@ def test_a_kernel_that_fails_is_told_and_the_rest_goes_on(
     assert (tmp_path / "y.json").exists()
 
 
+def test_what_is_made_of_times() -> None:
+    options = attention.BenchAttention(heads=3, head_size=5)
+    case = attention.Case("float32", 2, "causal", 4, "both")
+    arrays = attention.draw(case, options)
+    right = attention.function(case, "reference")
+    contenders = {
+        name: attention.Contender(lambda: right(*arrays), {"temporaries_bytes": 7})
+        for name in ("mine", "torch")
+    }
+    times = {"mine": [2.0, 1.0, 3.0], "torch": [8.0, 4.0, 6.0], "products": [0.5, 0.25]}
+    found, _ = attention._records(case, options, contenders, times, arrays)
+    seen = 10 / 16  # of the scores
+    assert found["median_s"] == 2
+    assert found["gflops"] == pytest.approx(6 * 2 * 4 * 4 * 5 * 2 * 3 * seen / 2 / 1e9)
+    a_query = 0.25 / (attention.STEPS * attention.BLOCK / 4)
+    assert found["share_of_products"] == pytest.approx(3 * a_query * 4 * 2 * 3 * seen / 2)
+    assert found["ratio_to_torch"] == 3
+    assert found["error"] < 2e-6
+    assert found["temporaries_bytes"] == 7
+
+
 def test_products_of_long_sentences_need_little_memory() -> None:
     case = attention.Case("float32", 1, "full", 2**16, "forward")
     assert 1 <= attention._product_rows(case) <= attention.BLOCK / case.length

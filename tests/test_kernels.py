@@ -193,8 +193,8 @@ def test_pallas_as_its_interpreter_runs_it(
 ) -> None:
     """What `attend` gives JAX's kernels and makes of their output, where no GPU or TPU is."""
     rule = PALLAS_MASKS[mask]
-    query, gradient = (jax.random.normal(jax.random.key(i), (1, 2, 256, 64)) for i in range(2))
-    key, value = (jax.random.normal(jax.random.key(i), (1, 1, 256, 64)) for i in (2, 3))
+    query, gradient = (jax.random.normal(jax.random.key(i), (2, 2, 256, 64)) for i in range(2))
+    key, value = (jax.random.normal(jax.random.key(i), (2, 1, 256, 64)) for i in (2, 3))
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
     monkeypatch.setattr(gpu_attention, "mha", partial(gpu_attention.mha, interpret=True))
     on_tpu = pallas_tpu.force_tpu_interpret_mode() if platform == "tpu" else nullcontext()
@@ -202,6 +202,15 @@ def test_pallas_as_its_interpreter_runs_it(
         ours = found("pallas", (query, key, value), rule, gradient)
     for a, b in zip(ours, exact((query, key, value), rule, gradient), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * np.abs(b).max())
+
+
+def test_pallas_refuses_what_it_would_get_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    stepping, keys = MASKS["one step of decoding"]
+    with pytest.raises(ValueError, match="kernel pallas: is causal by index, not by position"):
+        attend(*inputs(keys), stepping, kernel="pallas")
+    with pytest.raises(ValueError, match=r"kernel pallas: .*block.*; use xla"):
+        attend(*inputs(20), kernel="pallas")
 
 
 @pytest.mark.parametrize("kernel", ["reference", "blockwise"])

@@ -43,9 +43,10 @@ def reinforce(
     """0, with the gradient that trains sampled choices: that of
     -Σ ((reward - baseline) · log_probability + entropy) over the `real` target tokens.
 
-    The rewards, of which there is no gradient, are those of the token itself, or with `ahead` those
-    of the tokens from it on, each less the baseline: a choice in a layer that others follow changes
-    later tokens too. (Williams 1992; Xu et al. 2015, section 4.1)
+    Both come weighted from the kind of attention (`Choices`). The rewards, of which there is no
+    gradient, are those of the token itself, or with `ahead` those of the tokens from it on, each
+    less the baseline: a choice in a layer that others follow changes later tokens too. (Williams
+    1992; Xu et al. 2015, section 4.1)
     """
     gain = jax.lax.stop_gradient(jnp.where(real, reward - baseline, 0))
     if ahead:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import wraps
 from typing import Any
 
 import jax
@@ -83,7 +83,6 @@ def load_function(what: str, name: str) -> Callable[..., Any]:
     return _guarded(what, name, found)
 
 
-@cache  # the same function again is the same one, as `register_kind` asks
 def _guarded(what: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, with a ValueError that names it for whatever it raises."""
 

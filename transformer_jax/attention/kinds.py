@@ -96,7 +96,7 @@ def gumbel_attention(
     Straight-through: a biased estimate, but of little variance. (Jang et al. 2017, section 2.2)
     ValueError: a temperature that is not above 0.
     """
-    if temperature <= 0:
+    if isinstance(temperature, int | float) and temperature <= 0:  # it may be traced
         raise ValueError(f"temperature={temperature}: must be above 0")
     logits = masked_softmax(score(query, keys), mask)
     soft = jnp.log(jnp.maximum(logits, jnp.finfo(jnp.float32).tiny))
@@ -198,7 +198,7 @@ def latent_attention(
     Given that token i is, row i of `active` says which ones to look at, and the weights are
     w = l · active. (Chen et al. 2016, section 3)
 
-    `mask` is for the latent weights; rows of `active` have no weight on hidden keys, or so has w.
+    `mask` is for the latent weights: if rows of `active` have weight on hidden keys, so has w.
     """
     weights = masked_softmax(score(query, keys), mask) @ active
     return weighted_sum(weights, values), weights

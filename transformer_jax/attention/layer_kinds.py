@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -216,7 +217,7 @@ _KINDS: dict[str, LayerKind] = {
 
 def register_kind(label: str, kind: LayerKind) -> None:
     """Makes a kind of your own known by `label`. ValueError: there is another one of that label."""
-    if _KINDS.setdefault(label, kind) is not kind:
+    if inspect.unwrap(_KINDS.setdefault(label, kind)) is not inspect.unwrap(kind):
         raise ValueError(f"kind {label!r}: is already the label of another kind of attention")
 
 

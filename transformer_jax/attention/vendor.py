@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -60,14 +62,13 @@ def pallas(
     if not isinstance(mask, Mask | None) or (mask is not None and mask.window is not None):
         raise ValueError("kernel pallas: has no windows and no dense masks; use xla or blockwise")
     mask = Mask() if mask is None else mask
+    if mask.causal and not mask.aligned:
+        raise ValueError("kernel pallas: is causal by index, not by position; use xla or reference")
     group = query.shape[1] // key.shape[1]
     key, value = (jnp.repeat(x, group, axis=1) for x in (key, value))
     queries, keys = _segments(mask, query, key)
-    try:
-        run = _pallas_tpu if platform == "tpu" else _pallas_gpu
-        output = run(query, key, value, queries, keys, mask)
-    except NotImplementedError as error:  # such as lengths that its blocks do not divide
-        raise ValueError(f"kernel pallas: {error}; use xla") from error
+    run = _pallas_tpu if platform == "tpu" else _pallas_gpu
+    output = run(query, key, value, queries, keys, mask)
     some = jnp.any(queries[:, :, None] == keys[:, None, :], axis=-1) & (queries > 0)
     return jnp.where(some[:, None, :, None], output, 0), None
 
@@ -78,9 +79,10 @@ def _pallas_tpu(
     from jax.experimental.pallas.ops.tpu import flash_attention as tpu
 
     ids, scale = tpu.SegmentIds(queries, keys), query.shape[-1] ** -0.5
-    return tpu.flash_attention(
-        query, key, value, segment_ids=ids, causal=mask.causal, sm_scale=scale
-    )
+    with _refusals():
+        return tpu.flash_attention(
+            query, key, value, segment_ids=ids, causal=mask.causal, sm_scale=scale
+        )
 
 
 def _pallas_gpu(
@@ -100,8 +102,18 @@ def _pallas_gpu(
         )
     by_length = (x.swapaxes(1, 2) for x in (query, key, value))
     scale = query.shape[-1] ** -0.5
-    found: Any = gpu.mha(*by_length, queries, sm_scale=scale, causal=mask.causal)
+    with _refusals():
+        found: Any = gpu.mha(*by_length, queries, sm_scale=scale, causal=mask.causal)
     return found.swapaxes(1, 2)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What JAX's Pallas has not, such as lengths that its blocks do not divide, in one line."""
+    try:
+        yield
+    except (NotImplementedError, ValueError) as error:
+        raise ValueError(f"kernel pallas: {error}; use xla") from error
 
 
 def _segments(mask: Mask, query: Array, key: Array) -> tuple[Array, Array]:
@@ -110,7 +122,8 @@ def _segments(mask: Mask, query: Array, key: Array) -> tuple[Array, Array]:
     def known(segments: Array | None, length: int) -> Array:
         if segments is None:
             return jnp.ones((query.shape[0], length), jnp.int32)
-        return jnp.where(segments > 0, segments, -1)
+        padded = jnp.where(segments > 0, segments, -1)
+        return jnp.broadcast_to(padded, (query.shape[0], length))
 
     return known(mask.query_segments, query.shape[2]), known(mask.key_segments, key.shape[2])
 
