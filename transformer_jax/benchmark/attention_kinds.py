@@ -111,7 +111,7 @@ def measure(made: Run, test: Sequence[tuple[str, str]]) -> dict[str, Any]:
 def speed(setup: Setup, configs: dict[str, Config], batch: Batch) -> dict[str, float]:
     """Target tokens a second of each kind's training step on the same batch.
 
-    Medians of `SAMPLES`, for each of which every kind makes one step in turn.
+    Medians of `SAMPLES`, for which all kinds make steps in turns.
     """
     key, steps, states = jax.random.key(0), {}, {}
     sizes = setup.tokenizers.source.size, setup.tokenizers.target.size

@@ -24,7 +24,7 @@ def gradient_noise(made: Run, batch: Batch, baseline: float, samples: int) -> di
     layer whose choices are sampled, at the trained weights and on one batch, with rewards of weight
     1, and without dropout and entropy bonus, so that nothing else is random: `variance`, the trace
     of the covariance of g; `squared_mean`, the squared norm of the mean less variance / samples, by
-    which noise makes it too large: below 0 where so many samples do not tell the mean from 0.
+    which noise makes it too large; where it is not well above that, the mean is not told from 0.
     """
     chosen = replace(made.config.model.cross_attention, entropy=0.0, reward=1.0)
     config = replace(made.config.model, dropout=0.0, cross_attention=chosen)

@@ -124,6 +124,40 @@ def _spread(shares: list[float]) -> str:
     return " to ".join(dict.fromkeys(ends))
 
 
+def attention_kinds() -> str:
+    """The kinds of attention in the same model."""
+    head = ("kind", "validation loss", "BLEU", "chrF2", "parameters", "tokens a second")
+    rows = [
+        (
+            f"`{label}`",
+            f"{found['validation_loss']:.3f}",
+            f"{found['bleu_cased_13a']:.1f}",
+            f"{found['chrf']:.1f}",
+            f"{found['parameters']:,}",
+            f"{found['train_tokens_per_s']:,.0f}",
+        )
+        for label, found in results.read("attention_kinds")["kinds"].items()
+    ]
+    return _table(head, rows)
+
+
+def gradient_noise() -> str:
+    """What sampled choices learn from."""
+    found = results.read("attention_kinds")["estimators"]
+    rows = [
+        (
+            name,
+            f"{each['variance']:.1e}",
+            f"{each['squared_mean']:.1e}"
+            if each["squared_mean"] > each["variance"] / found["samples"]
+            else "lost in the noise",
+        )
+        for name, each in found.items()
+        if isinstance(each, dict)
+    ]
+    return _table(("gradient by", "variance", "squared mean"), rows)
+
+
 def config_table() -> str:
     """Every field of the config, its default and what it means."""
     return _table(("field", "default", "meaning"), list(_field_rows(Config(), _field_texts())))
@@ -158,6 +192,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "layers": layers,
     "windows": windows,
     "recipes": recipes,
+    "attention_kinds": attention_kinds,
+    "gradient_noise": gradient_noise,
     "config": config_table,
     "tree": tree,
 }
