@@ -173,7 +173,7 @@ def _at_least_one(window: int) -> int:
 
 def predicted_centre(
     query: Float[Array, "*B T H"],
-    lengths: Float[Array, "*C T"],
+    lengths: Float[Array, "..."],  # [*B, T], or what broadcasts to it
     w: Float[Array, "*N H H"],
     v: Float[Array, "*N H"],
 ) -> Float[Array, "*B T"]:

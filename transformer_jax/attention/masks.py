@@ -27,7 +27,7 @@ class Mask:
     Segments number the sentences of a row from 1, and 0 is padding, which no query sees; None: all
     are of one sentence. Positions count from 0 in each sentence; None: along the row. `aligned`:
     equal positions of a sentence stand at equal indices of queries and keys, so that a kernel can
-    skip what `causal` and `window` hide without looking at it. ValueError: a window below 1.
+    skip what `causal` and `window` hide without looking at it. ValueError: a window below 0.
     """
 
     query_segments: HostOrDeviceArray | None = None  # [B or 1, T] int32
@@ -39,8 +39,8 @@ class Mask:
     aligned: bool = True
 
     def __post_init__(self) -> None:
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window={self.window}: must be at least 1")
+        if self.window is not None and self.window < 0:
+            raise ValueError(f"window={self.window}: must be at least 0")
 
     def windowed(self, window: int) -> Mask:
         """The same, and no further than `window` positions from the query."""
