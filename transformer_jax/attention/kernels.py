@@ -114,7 +114,7 @@ def attend(
     ValueError: shapes that do not match, an unknown kernel, or one asked for what it cannot do.
     """
     ranks = query.ndim == key.ndim == 4
-    if not ranks or key.shape != value.shape or _rows_and_width(query) != _rows_and_width(key):
+    if not ranks or key.shape != value.shape or query.shape[::3] != key.shape[::3]:
         raise ValueError(
             f"query {query.shape}, key {key.shape}, value {value.shape}: must be [B, N, T, H], "
             "[B, G, S, H] and [B, G, S, H]"
@@ -125,7 +125,6 @@ def attend(
     if kernel == "auto":
         kernel = choose(query.shape, key.shape, mask, bias is not None, dropout is not None)
     run = find_kernel(kernel) if isinstance(kernel, str) else kernel
-    name = kernel if isinstance(kernel, str) else getattr(kernel, "__qualname__", kernel)
     match run(query, key, value, mask, bias=bias, dropout=dropout):
         case (jax.Array() as output, (jax.Array() | None) as weights) if (
             output.shape == query.shape
@@ -139,13 +138,10 @@ def attend(
             found = f"an array of {other.shape}"
         case other:
             found = type(other).__name__
+    name = kernel if isinstance(kernel, str) else getattr(kernel, "__qualname__", kernel)
     raise ValueError(
         f"kernel {name!r}: must return (JAX array of {query.shape}, weights or None), not {found}"
     )
-
-
-def _rows_and_width(x: Array) -> tuple[Size, Size]:
-    return x.shape[0], x.shape[-1]
 
 
 def choose(

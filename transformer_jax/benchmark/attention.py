@@ -200,7 +200,8 @@ def measure(
         return
     try:
         pytorch = _pytorch(case, arrays, options)
-        _ = [contender.call() for contender in pytorch.values()]
+        for contender in pytorch.values():
+            contender.call()
         contenders |= pytorch
     except RuntimeError as error:
         yield {"kernel": "torch", "failed": _why(error)}
