@@ -327,6 +327,9 @@ def test_auto_takes_what_can_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
     long, short = (1, 1, 4096, 8), (1, 1, 16, 8)
     assert kernels.choose(long, long) == "blockwise"
     assert kernels.choose(short, short) == "reference"
+    between = (8, 8, 64, 64)
+    assert kernels.choose(between, between) == "blockwise"
+    assert kernels.choose(between, between, Mask(causal=True)) == "reference"
     assert kernels.choose(long, long, bias=True) == "reference"
     assert kernels.choose(long, long, jnp.ones((1, 1, 1, 4096), bool)) == "reference"
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")

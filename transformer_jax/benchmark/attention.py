@@ -121,7 +121,7 @@ def draw(case: Case, options: BenchAttention) -> list[jax.Array]:
 def function(case: Case, kernel: str) -> Callable[..., list[jax.Array]]:
     """Attention by the kernel: query, key, value, gradient -> output, and gradients of the three
     in the direction "both"."""
-    run = partial(attend, mask=Mask(causal=True) if case.mask == "causal" else None, kernel=kernel)
+    run = partial(attend, mask=_mask(case), kernel=kernel)
 
     def forward(query: jax.Array, key: jax.Array, value: jax.Array, _: jax.Array) -> list:
         return [run(query, key, value)[0]]
@@ -131,6 +131,10 @@ def function(case: Case, kernel: str) -> Callable[..., list[jax.Array]]:
         return [output, *back(gradient)]
 
     return both if case.direction == "both" else forward
+
+
+def _mask(case: Case) -> Mask | None:
+    return Mask(causal=True) if case.mask == "causal" else None
 
 
 def usable(options: BenchAttention) -> tuple[str, ...]:
@@ -172,7 +176,7 @@ def measure(
     sizes = shapes(case, options)
     itemsize = jnp.dtype(case.dtype).itemsize
     inputs_bytes = itemsize * sum(map(np.prod, sizes))
-    auto = choose(sizes[0], sizes[1])
+    auto = choose(sizes[0], sizes[1], _mask(case))
     named = {
         kernel: {"auto": kernel == auto and "auto" in kernels}
         for kernel in dict.fromkeys(auto if kernel == "auto" else kernel for kernel in kernels)
