@@ -76,11 +76,18 @@ class Checkpoints:
         self._keep = keep
         handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
         handlers.add(None, ocp.args.PyTreeSave, _handler())
+        # Else a thread can wait for a folder after the write has failed, and the process with it.
+        here = ocp.options.AsyncOptions(create_directories_asynchronously=False)
         self._orbax = ocp.AsyncCheckpointer(
-            ocp.CompositeCheckpointHandler(handler_registry=handlers)
+            ocp.CompositeCheckpointHandler(
+                composite_options=ocp.CompositeOptions(async_options=here),
+                handler_registry=handlers,
+            ),
+            async_options=here,
         )
         self._background = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
+        self._attempts = 0
         self._folder.mkdir(parents=True, exist_ok=True)
         self._remove_unfinished()
 
@@ -102,10 +109,12 @@ class Checkpoints:
         self.wait()
         _require_space(self._folder, trees)
         text = json.dumps(progress)
-        new = self._folder / f"{step:08d}.new"
+        # A write that failed may go on for a while: no other gets its name.
+        self._attempts += 1
+        new = self._folder / f"{step:08d}.new{self._attempts}"
         arguments = {name: ocp.args.PyTreeSave(tree) for name, tree in trees.items()}
         self._orbax.save(new, args=ocp.args.Composite(**arguments))
-        self._pending = self._background.submit(self._finish, step, text, best)
+        self._pending = self._background.submit(self._finish, step, new, text, best)
 
     def wait(self) -> None:
         """Returns when nothing is being written. OSError: the last save failed."""
@@ -124,11 +133,10 @@ class Checkpoints:
             self._background.shutdown()
             self._orbax.close()
 
-    def _finish(self, step: int, progress: str, best: bool) -> None:
+    def _finish(self, step: int, new: Path, progress: str, best: bool) -> None:
         try:
             self._orbax.wait_until_finished()
             if jax.process_index() == 0:
-                new = self._folder / f"{step:08d}.new"
                 _write_synced(new / _PROGRESS, progress)
                 _write_manifest(new, step, best)
                 self._publish(step, new)
