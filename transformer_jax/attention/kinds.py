@@ -18,8 +18,8 @@ from transformer_jax.types import Key
 Score = Callable[[Array, Array], Array]
 """(query [..., T, H], keys [..., S, H]) -> scores [..., T, S]; see scores.py."""
 
-Attended = tuple[Float[Array, "*B T H"], Float[Array, "*B T S"]]
-"""Context and weights."""
+ContextAndWeights = tuple[Float[Array, "*B T H"], Float[Array, "*B T S"]]
+"""What attention gives: each query's sum of the values, and the weights of that sum."""
 
 
 def masked_softmax(
@@ -47,7 +47,7 @@ def soft_attention(
     mask: Bool[Array, "..."] | None = None,
     *,
     score: Score = scaled_dot,
-) -> Attended:
+) -> ContextAndWeights:
     """Every value counts: softmax(score(q, k)) (Bahdanau et al. 2015; Vaswani et al. 2017, eq. 1).
 
     Global attention in the words of Luong et al. 2015, section 3.1.
@@ -58,7 +58,7 @@ def soft_attention(
 
 def plain_self_attention(
     x: Float[Array, "*B S H"], mask: Bool[Array, "..."] | None = None
-) -> Attended:
+) -> ContextAndWeights:
     """softmax(x·x) x: each vector's mean of those like it, with nothing to learn."""
     return soft_attention(x, x, x, mask, score=dot)
 
@@ -71,7 +71,7 @@ def hard_attention(
     *,
     score: Score = scaled_dot,
     key: Key | None = None,
-) -> Attended:
+) -> ContextAndWeights:
     """One value is picked: sampled from the soft weights with `key`, the likeliest without.
 
     The weights are 1 there and 0 elsewhere; no gradient passes the choice. (Xu et al. 2015,
@@ -90,7 +90,7 @@ def gumbel_attention(
     score: Score = scaled_dot,
     key: Key | None = None,
     temperature: float = 1.0,
-) -> Attended:
+) -> ContextAndWeights:
     """Hard attention whose gradient is that of the softmax at `temperature` with Gumbel noise.
 
     Straight-through: a biased estimate, but of little variance. (Jang et al. 2017, section 2.2)
@@ -127,7 +127,7 @@ def local_m_attention(
     *,
     window: int,
     score: Score = scaled_dot,
-) -> Attended:
+) -> ContextAndWeights:
     """Soft attention in a window [t - D, t + D] around the query's own position t, D = `window`.
 
     Luong et al. 2015, section 3.2, "monotonic alignment"; in self-attention, a sliding window.
@@ -148,7 +148,7 @@ def local_p_attention(
     window: int,
     key_positions: Array | None = None,
     score: Score = scaled_dot,
-) -> Attended:
+) -> ContextAndWeights:
     """Soft attention in a window [p - D, p + D] around a predicted position p = `centre`.
 
     The weights are multiplied by exp(-(s - p)² / 2σ²) with σ = D / 2 after the softmax, and not
@@ -191,7 +191,7 @@ def latent_attention(
     *,
     active: Float[Array, "*B S S"],
     score: Score = scaled_dot,
-) -> Attended:
+) -> ContextAndWeights:
     """The weights of a second attention, averaged by those of a first.
 
     The first, latent, weights say which tokens are telling (a "to", a "when"): l = softmax(score).
