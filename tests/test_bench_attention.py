@@ -1,6 +1,7 @@
 """`transformer-jax bench attention`: what it measures, judges, writes and refuses."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ def test_kernels_are_measured_and_a_wrong_one_is_found(
         assert record["gflops"] > 0
         assert record["share_of_products"] > 0
         arrays = {"forward": 3, "both": 4}[record["direction"]]
+        scores = 4 * 2 * record["length"] ** 2
+        assert record["temporaries_bytes"] is None or record["temporaries_bytes"] >= scores
         assert record["input_bytes"] == arrays * 4 * 2 * record["length"] * 4
         assert record["auto"] == (record["kernel"] == "reference")
     assert (tmp_path / "made/x.svg").stat().st_size > 0
@@ -88,6 +91,19 @@ def test_what_does_not_fit_is_told_and_the_rest_goes_on(
     assert f"does not fit: needs {needed:,} bytes, 40,000 can be had" in out
     assert sum("does not fit" in line for line in out.splitlines()) == 2
     assert sum(line.startswith("      16") for line in out.splitlines()) == 2
+
+
+def test_scores_that_do_not_fit_are_told_also_where_a_library_holds_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = 4 * 8 * 512 * 512
+    monkeypatch.setattr(attention, "_available", lambda: scores)
+    sizes = ["--lengths", "512", "--heads=8", "--head-size=16"]
+    bench(*sizes, "--kernels", "reference", "blockwise", "--masks", "full")
+    told = re.findall("does not fit: needs ([0-9,]*) bytes", capsys.readouterr().out)
+    needed = [int(size.replace(",", "")) for size in told]
+    assert len(needed) == 2 * 2  # directions, and both kernels: one block is all there is
+    assert min(needed) > scores
 
 
 def test_a_kernel_that_fails_is_told_and_the_rest_goes_on(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from transformer_jax.benchmark.flops import count_flops
+from transformer_jax.benchmark.flops import count_flops, largest_product
 from transformer_jax.benchmark.windows import KINDS, MODES, flops_per_query
 
 A, B = jnp.ones((3, 4)), jnp.ones((4, 5))
@@ -71,3 +71,20 @@ def test_a_windows_cost_does_not_grow_with_length(kind: str, mode: str) -> None:
     if kind != "soft":
         # Four times the window: nearly four times the cost, less what a block of queries adds.
         assert 2.5 < flops(4096, 256) / flops(4096, 64) < 4
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "elements"),
+    [
+        (lambda a, b: jnp.sum((a @ b) @ b.T), (A, B), 3 * 5),
+        (lambda x: lax.map(repeated, jnp.stack([x, x])), (SQUARE,), 3 * 3),
+        (jax.jit(lambda a, b: (a @ b).astype(jnp.float32)), (A, B), 3 * 5),
+        (jnp.sum, (A,), 0),
+    ],
+)
+def test_largest_product(
+    function: Callable[..., Any], args: tuple[Any, ...], elements: int
+) -> None:
+    assert largest_product(function, *args) == 4 * elements
+    half = [x.astype(jnp.bfloat16) for x in args]
+    assert largest_product(function, *half) == 2 * elements

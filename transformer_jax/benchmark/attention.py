@@ -26,6 +26,7 @@ from transformer_jax.attention import Mask, attend
 from transformer_jax.attention.kernels import KERNELS, choose
 from transformer_jax.benchmark import attention_report, results
 from transformer_jax.benchmark.exact import exact
+from transformer_jax.benchmark.flops import largest_product
 from transformer_jax.benchmark.timing import in_turns
 from transformer_jax.commands import look_here
 from transformer_jax.options import BenchAttention
@@ -190,9 +191,9 @@ def measure(
     contenders: dict[str, Contender] = {}
     for kernel, facts in named.items():
         try:
-            compiled, more = _compile(case, kernel, arrays, options.dump)
+            compiled, more, needed = _compile(case, kernel, arrays, options.dump)
             facts |= more
-            if lacks := _lacks(facts["temporaries_bytes"] + facts["output_bytes"]):
+            if lacks := _lacks(needed):
                 yield {"kernel": kernel, "does_not_fit": lacks} | facts
                 continue
             contenders[kernel] = Contender(partial(_wait, compiled, arrays), facts)
@@ -247,8 +248,12 @@ def _records(
 
 def _compile(
     case: Case, kernel: str, arrays: list[jax.Array], dump: Path | None
-) -> tuple[Any, dict[str, Any]]:
-    """The compiled program and what is known of it before it runs."""
+) -> tuple[Any, dict[str, Any], int]:
+    """The compiled program, what is known of it before it runs, and bytes that it needs at least.
+
+    Where its temporaries are less than a product that it computes, a library computes that with
+    what follows, and does not tell the compiler what memory it takes: the record has None.
+    """
     with jax.default_matmul_precision(_precision(case)):
         lowered = parallel.compile(function(case, kernel), _one_device()).lower(*arrays)
         began = time.perf_counter()
@@ -258,12 +263,14 @@ def _compile(
         name = "-".join(map(str, (kernel.replace(":", "."), *case)))
         (dump / f"{name}.hlo.txt").write_text(compiled.as_text(), "utf-8")
     memory = compiled.memory_analysis()
-    return compiled, {
+    told, product = memory.temp_size_in_bytes, largest_product(function(case, kernel), *arrays)
+    facts = {
         "compile_s": compile_s,
-        "temporaries_bytes": memory.temp_size_in_bytes,
+        "temporaries_bytes": told if told >= product else None,
         "input_bytes": memory.argument_size_in_bytes,
         "output_bytes": memory.output_size_in_bytes,
     }
+    return compiled, facts, max(told, product) + memory.output_size_in_bytes
 
 
 def _precision(case: Case) -> str | None:

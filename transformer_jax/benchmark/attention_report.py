@@ -37,7 +37,7 @@ def print_record(record: Record, before: Record | None) -> None:
         f"{start}{1e3 * record['median_s']:>9.3f} {f'{low:.3f}-{high:.3f}':>15}"
         f" {record['gflops']:>8,.0f} {record['share_of_products']:>11.0%}"
         f" {'' if ratio is None else f'{ratio:.2f}':>12} {_error(record):>11}"
-        f" {_mebibytes(record.get('temporaries_bytes')):>10} {_seconds(record):>8}",
+        f" {_temporaries(record):>12} {_seconds(record):>8}",
         flush=True,
     )
 
@@ -53,8 +53,11 @@ def _error(record: Record) -> str:
     return f"{'WRONG ' if error > LIMITS[record['dtype']] else ''}{error:.0e}"
 
 
-def _mebibytes(size: int | None) -> str:
-    return "" if size is None else f"{size / 2**20:,.1f} MiB"
+def _temporaries(record: Record) -> str:
+    if "temporaries_bytes" not in record:  # PyTorch
+        return ""
+    size = record["temporaries_bytes"]
+    return "untold" if size is None else f"{size / 2**20:,.1f} MiB"
 
 
 def _seconds(record: Record) -> str:
@@ -93,7 +96,7 @@ def _ratios(records: list[Record], mask: str) -> dict[str, Any]:
 def _memory_ratio(records: list[Record]) -> float | None:
     """Of what the compiled programs need, also where the reference's does not fit."""
     case = {"dtype": "float32", "batch": 1, "mask": "full", "length": 4096, "direction": "both"}
-    same = [r for r in records if case.items() <= r.items() and "temporaries_bytes" in r]
+    same = [r for r in records if case.items() <= r.items() and r.get("temporaries_bytes")]
     auto = [r["temporaries_bytes"] for r in same if r.get("auto")]
     reference = [r["temporaries_bytes"] for r in same if r["kernel"] == "reference"]
     return auto[0] / reference[0] if auto and reference else None

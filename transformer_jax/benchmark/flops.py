@@ -1,6 +1,7 @@
-"""Counts the floating-point operations of a function's matrix products, loops and all.
+"""What a function's matrix products cost: floating-point operations, loops and all, and memory.
 
-XLA's own `cost_analysis` counts the body of a loop once, however often it runs.
+XLA's own `cost_analysis` counts the body of a loop once, however often it runs; its
+`memory_analysis` does not know what a library takes that computes several operations at once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,20 @@ def count_flops(function: Callable[..., Any], *args: Any) -> int:
     a `while` loop, which runs as often as its values say.
     """
     return _of_jaxpr(jax.make_jaxpr(function)(*args).jaxpr)
+
+
+def largest_product(function: Callable[..., Any], *args: Any) -> int:
+    """Bytes of the largest product that `function(*args)` computes; 0: it computes none.
+
+    `args`: arrays, or `jax.ShapeDtypeStruct`s.
+    """
+    return _largest(jax.make_jaxpr(function)(*args).jaxpr)
+
+
+def _largest(jaxpr: Any) -> int:
+    products = [e.outvars[0].aval for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+    inner = [_largest(inside) for e in jaxpr.eqns for inside in _inner(e.params)]
+    return max([*inner, *(x.size * x.dtype.itemsize for x in products)], default=0)
 
 
 def _of_jaxpr(jaxpr: Any) -> int:
