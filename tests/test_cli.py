@@ -318,10 +318,34 @@ def test_a_kind_and_a_kernel_of_ones_own(
     for given, wanted in (
         ("sharp", "--kind sharp: must be LABEL=MODULE:FUNCTION"),
         ("=own_attention:sharp", "--kind =own_attention:sharp: must be LABEL=MODULE:FUNCTION"),
+        ("sharp=sharp", "--kind 'sharp': must be MODULE:FUNCTION"),
         ("round=own_attention:sharp", "no attention of the config is of this kind; one is with"),
         ("sharp=own_attention:blunt", "--kind 'own_attention:blunt': cannot be imported"),
     ):
         assert wanted in fails([*translation, "--kind", given], capsys)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        ("blokwise", "kernel 'blokwise': unknown; did you mean blockwise?"),
+        ("cudnn", "kernel cudnn: runs on gpu, not on cpu; use xla"),
+        ("nowhere:f", "kernel 'nowhere:f': cannot be imported"),
+    ],
+)
+def test_a_kernel_is_looked_up_also_where_no_attention_needs_one(
+    kernel: str,
+    message: str,
+    config_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plain = [f"--config.model.{side}-attention.kind=plain" for side in ("encoder", "decoder")]
+    training = ["train", f"--config={config_file}", f"--run={tmp_path / 'run'}", *plain]
+    training += ["--config.model.cross-attention.score=additive"]
+    training += ["--config.model.attention-dropout=0"]
+    assert message in fails([*training, f"--config.execution.kernel={kernel}"], capsys)
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_allocator_is_set_once() -> None:

@@ -248,6 +248,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (r"not an array of \(2, 4, 20, 8\)", {"kernel": lambda q, *_, **__: q}),
     (r"not ndarray as output", {"kernel": lambda q, *_, **__: (np.zeros(q.shape), None)}),
     (r"not \(2, 4, 20, 8\) and int", {"kernel": lambda q, *_, **__: (q, 1)}),
+    (r"not \(2, 4, 20, 8\) and \(2, 4, 20, 8\)", {"kernel": lambda q, *_, **__: (q, q)}),
     (r"kernel blockwise: has no bias; use kernel reference", {"kernel": "blockwise", "bias": 0}),
     (
         r"kernel blockwise: has no dropout; use kernel reference",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 
@@ -21,3 +22,10 @@ def restart_with_allocator() -> None:
     if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
         environment = os.environ | {"GLIBC_TUNABLES": ALLOCATOR}
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def give_memory_back() -> None:
+    """Gives what is freed and kept back to the system, which else counts it as taken."""
+    trim = sys.platform == "linux" and getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim:  # glibc has it
+        trim(0)

@@ -14,6 +14,7 @@ import optax
 from jax.sharding import Mesh
 
 from transformer_jax import corpus, data, parallel, tokenizer
+from transformer_jax.attention.kernels import check_kernel
 from transformer_jax.config import Config
 from transformer_jax.loss import reinforce, token_loss, token_losses
 from transformer_jax.model import Transformer, check_labels, choices_of, make_model
@@ -50,8 +51,9 @@ class Setup:
 def prepare(config: Config, known: Run | None = None) -> Setup:
     """Tokenizers (those of the run `known`, if given), tokenised corpora, batches and model.
 
-    ValueError: input that cannot be read or trained on.
+    ValueError: input that cannot be read or trained on, or a kernel that cannot be had.
     """
+    check_kernel(config.execution.kernel)
     options = config.data
     if known is None:
         pairs = _pairs(options.train, options.fields, "train")

@@ -41,7 +41,7 @@ def cudnn(
 ) -> tuple[Float[Array, "B N T H"], None]:
     """`jax.nn.dot_product_attention` by cuDNN: on NVIDIA GPUs, in bfloat16. No dropout."""
     _refuse("cudnn", dropout=dropout)
-    _require_platform("cudnn", "gpu")
+    require_platform("cudnn")
     if query.dtype not in (jnp.bfloat16, jnp.float16):
         raise ValueError(f"kernel cudnn: computes in bfloat16, not {query.dtype}; use xla")
     return _dot_product(query, key, value, mask, bias, "cudnn"), None
@@ -58,7 +58,7 @@ def pallas(
 ) -> tuple[Float[Array, "B N T H"], None]:
     """JAX's own flash attention in Pallas, on GPUs and TPUs. Segments and causal masks only."""
     _refuse("pallas", dropout=dropout, bias=bias)
-    platform = _require_platform("pallas", "gpu", "tpu")
+    platform = require_platform("pallas")
     if not isinstance(mask, Mask | None) or (mask is not None and mask.window is not None):
         raise ValueError("kernel pallas: has no windows and no dense masks; use xla or blockwise")
     mask = Mask() if mask is None else mask
@@ -152,8 +152,14 @@ def _refuse(name: str, **options: Any) -> None:
             raise ValueError(f"kernel {name}: has no {option}; use kernel reference")
 
 
-def _require_platform(name: str, *platforms: str) -> str:
+PLATFORMS = {"cudnn": ("gpu",), "pallas": ("gpu", "tpu")}
+"""Where kernels run that do not run everywhere."""
+
+
+def require_platform(name: str) -> str:
+    """JAX's platform. ValueError: the kernel does not run there."""
     found = jax.default_backend()
+    platforms = PLATFORMS.get(name, (found,))
     if found not in platforms:
         raise ValueError(
             f"kernel {name}: runs on {' or '.join(platforms)}, not on {found}; use xla"

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax import parallel
+from transformer_jax.allocator import give_memory_back
 from transformer_jax.attention import Mask, attend
 from transformer_jax.attention.kernels import KERNELS, choose
 from transformer_jax.benchmark import attention_report, results
@@ -373,6 +374,7 @@ def _seen(case: Case) -> float:
 def _available() -> int:
     """Bytes of the host's memory that a program may ask for: freed memory that the allocator keeps
     is in pieces, so that not all of what is free can be had."""
+    give_memory_back()
     return int(USABLE * _free())
 
 
