@@ -1,28 +1,31 @@
 # Two commands to begin with: `make quickstart` and `make test`.
 PYTHON ?= python3
+PYTHON_NEWEST ?= python3.12
 MULTI30K ?= ../shared/data/multi30k
 
 PY := .venv/bin/python
 RUN := .venv/bin/transformer-jax
 INSTALLED := .venv/.installed
 
-.PHONY: help quickstart test check ci-long multi30k recipes attention attention-kinds layers windows readme docs clean
+.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k recipes attention attention-kinds layers windows readme docs clean
 
 help:
 	@echo "make quickstart        train on the built-in corpus (about 5 minutes) and translate"
 	@echo "make test              the tests (at most 10 minutes)"
+	@echo "make test-newest       the tests with the newest versions of all packages, on PYTHON_NEWEST"
 	@echo "make check             ruff, pyright, import-linter"
 	@echo "make ci-long           the notebook and a short run from end to end"
-	@echo "make multi30k          train on Multi30k (about an hour) and write results/multi30k_en_de.json"
+	@echo "make fingerprint       print digests of trained parameters, to compare before and after a refactoring"
+	@echo "make multi30k          train and evaluate on Multi30k (about an hour), results/multi30k_en_de.json"
 	@echo "make attention-kinds   train nine kinds of attention on Multi30k (about 90 minutes)"
-	@echo "make attention         measure the kernels of attention, PyTorch's beside (about 20 minutes)"
+	@echo "make attention         measure the attention kernels and PyTorch's (about 20 minutes)"
 	@echo "make recipes           train latent attention and its baselines (5 minutes), results/recipes.json"
-	@echo "make layers            measure stacked against separate layers, results/layers.json"
+	@echo "make layers            compare stacked and separate layers, results/layers.json"
 	@echo "make docs              draw the pictures of docs/attention.md"
-	@echo "make windows           measure what windows of attention cost, results/windows.json"
-	@echo "make readme            bring tables and figures up to date with results/ and the code"
+	@echo "make windows           measure the cost of local attention, results/windows.json"
+	@echo "make readme            update tables and figures from results/ and the code"
 
-# Made anew only when what it is made from changes.
+# Runs only when a dependency has changed.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -33,12 +36,19 @@ quickstart: $(INSTALLED)
 	$(RUN) evaluate --run=runs/quickstart --data grammar:test --show 10
 	@echo
 	@echo "Next: echo \"The old teacher buys a new book.\" | $(RUN) translate --run=runs/quickstart"
-	@echo "      $(RUN) inspect --run=runs/quickstart      what was trained, and on what"
-	@echo "      notebooks/quickstart.ipynb                 the same from Python, with a map of attention"
-	@echo "      configs/multi30k_en_de.py                  your own files: see --config.data.train there"
+	@echo "      $(RUN) inspect --run=runs/quickstart      shows the config and the data of the run"
+	@echo "      notebooks/quickstart.ipynb                 the same in Python, with an attention map"
+	@echo "      configs/multi30k_en_de.py                  how to train on your own files"
 
 test: $(INSTALLED)
 	$(PY) -m pytest
+
+# Without constraints, and upgraded each time.
+test-newest:
+	test -x .venv-newest/bin/python || $(PYTHON_NEWEST) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --upgrade --upgrade-strategy eager -e '.[dev]'
+	.venv-newest/bin/python -m pytest
 
 check: $(INSTALLED)
 	$(PY) -m ruff check .
@@ -54,15 +64,15 @@ multi30k: $(INSTALLED)
 	$(RUN) train --config=configs/multi30k_en_de.py --run=runs/multi30k_en_de \
 	  --config.data.train $(MULTI30K)/train.en.gz,$(MULTI30K)/train.de.gz \
 	  --config.data.dev $(MULTI30K)/val.en.gz,$(MULTI30K)/val.de.gz
-	$(PY) -m transformer_jax.benchmark.multi30k --run runs/multi30k_en_de --data $(MULTI30K)
+	$(PY) -m tools.multi30k --run runs/multi30k_en_de --data $(MULTI30K)
 	$(MAKE) readme
 
 recipes: $(INSTALLED)
-	$(PY) -m transformer_jax.benchmark.recipes
+	$(PY) -m tools.recipes
 	$(MAKE) readme
 
 attention-kinds: $(INSTALLED)
-	$(PY) -m transformer_jax.benchmark.attention_kinds --data $(MULTI30K)
+	$(PY) -m tools.attention_kinds --data $(MULTI30K)
 	$(MAKE) readme
 
 attention: $(INSTALLED)
@@ -71,19 +81,22 @@ attention: $(INSTALLED)
 	$(MAKE) readme
 
 layers: $(INSTALLED)
-	$(PY) -m transformer_jax.benchmark.layers
+	$(PY) -m tools.layers
 	$(MAKE) readme
 
 windows: $(INSTALLED)
-	$(PY) -m transformer_jax.benchmark.windows
+	$(PY) -m tools.windows
 	$(MAKE) readme
 
 readme: $(INSTALLED)
-	$(PY) -m transformer_jax.benchmark.readme
+	$(PY) -m tools.documents
 
 docs: $(INSTALLED)
-	$(PY) -m transformer_jax.benchmark.pictures
+	$(PY) -m tools.pictures
 	$(MAKE) readme
 
+fingerprint: $(INSTALLED)
+	$(PY) -m tools.fingerprint
+
 clean:
-	rm -rf .venv runs
+	rm -rf .venv .venv-newest runs

@@ -2,7 +2,7 @@
 
 import sys
 
-from transformer_jax.cli import main
+from transformer_jax.cli.main import main
 
 if __name__ == "__main__":
     sys.argv.insert(1, "train")

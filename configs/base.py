@@ -1,7 +1,7 @@
 """The paper's base model and recipe (sections 5.2 to 5.4), for corpora of millions of pairs.
 
-Give the files on the command line, and as many accelerators as there are; a batch of the paper has
-about 25,000 target tokens:
+Name the files on the command line. Training uses all accelerators of the machine. As in the paper,
+a batch has about 25,000 target tokens:
 
     transformer-jax train --config=configs/base.py --run=runs/base \\
         --config.data.train train.en,train.de --config.data.dev dev.en,dev.de

@@ -1,6 +1,6 @@
 """Multi30k, English to German: within an hour on two CPU cores.
 
-The files are given on the command line; `make multi30k` does all of it:
+Name the files on the command line, or use `make multi30k`, which also evaluates:
 
     transformer-jax train --config=configs/multi30k_en_de.py --run=runs/multi30k_en_de \\
         --config.data.train DIR/train.en.gz,DIR/train.de.gz \\

@@ -1,4 +1,4 @@
-"""The first run: English to German on the built-in corpus, some minutes on two CPU cores."""
+"""The first run: English to German on the built-in corpus, a few minutes on two CPU cores."""
 
 from transformer_jax.config import (
     Config,

@@ -1,6 +1,6 @@
 """Latent attention as a sentence-to-label model on the built-in recipes: seconds on two CPU cores.
 
-Its baseline, ordinary attention pooling over the same embeddings:
+The baseline is ordinary attention pooling over the same embeddings:
 
     transformer-jax train --config=configs/recipes.py --run=runs/baseline \\
         --config.model.cross-attention.kind=soft

@@ -1,6 +1,7 @@
 """Small models, batches and comparisons that several tests share."""
 
 import random
+import unicodedata
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax.traverse_util import flatten_dict
+from sentencepiece import SentencePieceProcessor
 
+from transformer_jax.cli.main import main
 from transformer_jax.config import (
     Config,
     DataConfig,
@@ -19,13 +23,15 @@ from transformer_jax.config import (
     TokenizerConfig,
     TrainConfig,
 )
-from transformer_jax.loss import token_loss
-from transformer_jax.model import Transformer, make_model
-from transformer_jax.step import LossFn
+from transformer_jax.models.base import Model
+from transformer_jax.models.make import make_model
+from transformer_jax.special_ids import BOS, EOS, PAD, UNK
+from transformer_jax.text.tokenizer import Tokenizer
+from transformer_jax.training.losses import token_loss
+from transformer_jax.training.step import Averages, LossFn, LossSums
 from transformer_jax.types import Batch, Params
 
 VOCABULARY = 11
-START, END = 1, 2
 LENGTHS = [(7, 6), (3, 2), (1, 4), (5, 1)]
 """Of four pairs: source, target."""
 
@@ -43,10 +49,10 @@ def make_batch(
     draw = np.random.default_rng(seed)
 
     def ids(wanted: Sequence[int], width: int) -> np.ndarray:
-        rows = draw.integers(3, VOCABULARY, (len(wanted), width)).astype(np.int32)
+        rows = draw.integers(UNK, VOCABULARY, (len(wanted), width)).astype(np.int32)
         for row, length in zip(rows, wanted, strict=True):
-            row[length:] = 0
-            row[max(length - 1, 0) : length] = END
+            row[length:] = PAD
+            row[max(length - 1, 0) : length] = EOS
         return rows
 
     sources = ids([length for length, _ in lengths], source)
@@ -56,19 +62,19 @@ def make_batch(
 
 def shift_right(targets: np.ndarray) -> np.ndarray:
     """What the decoder reads: the start id, then the targets but the last; no end symbol."""
-    shifted = np.concatenate([np.full_like(targets[:, :1], START), targets[:, :-1]], axis=1)
-    return np.where((shifted == END) | (targets == 0), 0, shifted).astype(np.int32)
+    shifted = np.concatenate([np.full_like(targets[:, :1], BOS), targets[:, :-1]], axis=1)
+    return np.where((shifted == EOS) | (targets == PAD), PAD, shifted).astype(np.int32)
 
 
 def pack(batch: Batch, members: list[list[int]], width: int) -> Batch:
     """Rows of several pairs each; `width` slots on both sides."""
     shape = (len(members), width)
-    arrays = {name: np.zeros(shape, np.int32) for name in Batch._fields}
+    arrays = {name: np.full(shape, PAD, np.int32) for name in Batch._fields}
     for row, pairs in enumerate(members):
         ends = {"source": 0, "target": 0}
         for number, pair in enumerate(pairs, start=1):
             for side in ends:
-                kept = (batch.source if side == "source" else batch.target_out)[pair] > 0
+                kept = (batch.source if side == "source" else batch.target_out)[pair] != PAD
                 slots = slice(ends[side], ends[side] + kept.sum())
                 for name in ("source",) if side == "source" else ("target_in", "target_out"):
                     arrays[name][row, slots] = getattr(batch, name)[pair][kept]
@@ -81,8 +87,8 @@ def pack(batch: Batch, members: list[list[int]], width: int) -> Batch:
 @cache
 def build(
     config: ModelConfig, source: int = VOCABULARY, target: int = VOCABULARY
-) -> tuple[Transformer, Params]:
-    """A model and parameters of which none is 0 or 1, so that every term shows."""
+) -> tuple[Model, Params]:
+    """A model and parameters none of which is 0 or 1, so that every term affects the output."""
     model = make_model(config, source, target)
     params = jax.eval_shape(model.init, jax.random.key(0), make_batch([(5, 4)]))["params"]
     draw = np.random.default_rng(0)
@@ -96,10 +102,15 @@ def build(
 
 @cache
 def forward(config: ModelConfig) -> Callable[..., Any]:
-    """The compiled model: (batch, key=None) -> logits, aux."""
+    """The compiled model: (batch, key=None) -> logits, attention weights."""
     model, params = build(config)
-    apply = jax.jit(model.apply)
-    return lambda batch, key=None: apply({"params": params}, batch, key)
+    apply: Any = jax.jit(model.apply)
+
+    def run(batch: Batch, key: Any = None) -> tuple[jax.Array, dict[str, jax.Array]]:
+        output = apply({"params": params}, batch, key)
+        return output.logits, output.weights
+
+    return run
 
 
 def assert_packed_is_unpacked(config: ModelConfig, batch: Batch, atol: float) -> None:
@@ -111,7 +122,7 @@ def assert_packed_is_unpacked(config: ModelConfig, batch: Batch, atol: float) ->
     segments = np.asarray(packed.target_segments)
     for row, pairs in enumerate(members):
         for number, pair in enumerate(pairs, start=1):
-            wanted = apart[pair][batch.target_out[pair] > 0]
+            wanted = apart[pair][batch.target_out[pair] != PAD]
             found = together[row][segments[row] == number]
             np.testing.assert_allclose(found, wanted, rtol=0, atol=atol)
 
@@ -132,12 +143,12 @@ def assert_steps_are_teacher_forcing(
     @jax.jit
     def decode(source: jax.Array, targets: jax.Array) -> Any:
         variables = {"params": params}
-        state = model.apply(variables, source, beams, 8, method="start")
+        state = model.apply(variables, source, beams, 8, method="prefill")
 
         def advance(state: Any, indexed: Any) -> Any:
-            out: Any = model.apply(variables, indexed[0], state, indexed[1], method="step")
-            logits, state, weights = out
-            return state, (logits, weights)
+            out: Any = model.apply(variables, indexed[0], state, indexed[1], method="decode_step")
+            logits, state, auxiliary = out
+            return state, (logits, auxiliary.weights)
 
         steps = (jnp.moveaxis(targets, 2, 0), jnp.arange(targets.shape[2]))
         return jax.lax.scan(advance, state, steps)[1]
@@ -150,18 +161,24 @@ def assert_steps_are_teacher_forcing(
 
 @cache
 def gradient(config: ModelConfig) -> Callable[[Batch], Any]:
-    """The compiled gradient: batch -> (sum of losses, count), gradient of the sum."""
+    """The compiled gradient: batch -> (sum of losses, tokens), gradient of the sum."""
     model, params = build(config)
     grad = jax.jit(jax.value_and_grad(loss_of(model), has_aux=True))
-    return lambda batch: grad(params, batch, None)
+
+    def run(batch: Batch) -> Any:
+        (total, sums), gradient = grad(params, batch, None, {})
+        return (total, sums.tokens), gradient
+
+    return run
 
 
-def loss_of(model: Transformer, smoothing: float = 0.1) -> LossFn:
+def loss_of(model: Model, smoothing: float = 0.1) -> LossFn:
     """The loss that training uses, of `model`."""
 
-    def loss(params: Params, batch: Batch, key: Any) -> tuple[jax.Array, jax.Array]:
-        logits, _ = model.apply({"params": params}, batch, key)
-        return token_loss(logits, jnp.asarray(batch.target_out), smoothing)
+    def loss(params: Params, batch: Batch, key: Any, _: Averages) -> tuple[jax.Array, LossSums]:
+        output: Any = model.apply({"params": params}, batch, key)
+        total, tokens = token_loss(output.logits, jnp.asarray(batch.target_out), smoothing)
+        return total, LossSums(tokens, {})
 
     return loss
 
@@ -234,3 +251,24 @@ def reversing_config(folder: Path) -> Config:
         optimizer=OptimizerConfig(schedule="inverse_sqrt", learning_rate=0.01, warmup=5, ema=0.9),
         train=TrainConfig(steps=12, evaluate_every=6, save_every=4, log_every=2),
     )
+
+
+def error_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on standard error in which a command ends, with status 2."""
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    lines = shown.err.splitlines()
+    assert len(lines) == 1, shown.err
+    assert lines[0].startswith("transformer-jax: error: ")
+    return lines[0]
+
+
+def normalized(tokenizer: Tokenizer, text: str) -> str:
+    """The text as the model normalises it, on one line: what encoding and decoding leave of it."""
+    processor = SentencePieceProcessor(model_proto=tokenizer.model)
+    line = processor.normalize(text).replace("▁", " ")
+    breaks = {c for c in line if unicodedata.category(c) in ("Cc", "Zl", "Zp")}
+    return "".join(" " if c in breaks else c for c in line).strip()

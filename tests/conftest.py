@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,15 +12,16 @@ import pytest
 
 if TYPE_CHECKING:
     from transformer_jax.config import Config
-    from transformer_jax.run import Run
+    from transformer_jax.runs.run import Run
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of a test's time is compilation, and without LLVM's optimisation and the newer fusions it is
-# an eighth. To test what users run: XLA_FLAGS=--xla_force_host_platform_device_count=8 pytest
+# an eighth. test_optimised.py runs some tests as users' programs are compiled. A jaxlib after 0.10
+# aborts at the flag that turns the newer fusions off.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    " --xla_cpu_use_fusion_emitters=false",
+    + " --xla_cpu_use_fusion_emitters=false" * version("jaxlib").startswith("0.10."),
 )
 
 import jax
@@ -46,7 +48,7 @@ def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 @pytest.fixture(scope="session")
 def finished(tiny_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The run of `tiny_config`, trained to its end. Not to be changed."""
-    from transformer_jax.loop import train
+    from transformer_jax.training.trainer import train
 
     return train(tiny_config, tmp_path_factory.mktemp("runs") / "finished")
 

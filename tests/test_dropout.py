@@ -23,7 +23,7 @@ def tosses(key: Any, shape: tuple[int, ...], rate: float = RATE) -> np.ndarray:
 
 
 def assert_fair(products: np.ndarray) -> None:
-    """Numbers of mean 0 and variance 1 have no sum that chance does not explain."""
+    """The sum of numbers with mean 0 and variance 1 is one that chance explains."""
     assert abs(products.sum()) < LIMIT * math.sqrt(products.size)
 
 

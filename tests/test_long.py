@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 def program(*arguments: str) -> str:
     """The output of a command, run as users run it."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    command = [sys.executable, "-m", "transformer_jax.cli", *arguments]
+    command = [sys.executable, "-m", "transformer_jax.cli.main", *arguments]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False
     )

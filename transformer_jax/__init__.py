@@ -11,20 +11,77 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformer_jax.config import Config, load_config_file
-    from transformer_jax.loop import train
-    from transformer_jax.translate import Translator
+    from transformer_jax.attention import (
+        Mask,
+        attend,
+        gumbel_attention,
+        hard_attention,
+        latent_attention,
+        local_m_attention,
+        local_p_attention,
+        padding_mask,
+        plain_self_attention,
+        soft_attention,
+    )
+    from transformer_jax.config import (
+        AttentionConfig,
+        Config,
+        DataConfig,
+        DecodeConfig,
+        ExecutionConfig,
+        ModelConfig,
+        OptimizerConfig,
+        TokenizerConfig,
+        TrainConfig,
+        load_config_file,
+    )
+    from transformer_jax.decoding.translator import Translator
+    from transformer_jax.errors import UserError
+    from transformer_jax.training.trainer import train
 
-__all__ = ["Config", "Translator", "load_config_file", "train"]
+__version__ = "0.1.0"
 
-_HOMES = {"Config": "config", "load_config_file": "config", "train": "loop"}
+__all__ = [
+    "AttentionConfig",
+    "Config",
+    "DataConfig",
+    "DecodeConfig",
+    "ExecutionConfig",
+    "Mask",
+    "ModelConfig",
+    "OptimizerConfig",
+    "TokenizerConfig",
+    "TrainConfig",
+    "Translator",
+    "UserError",
+    "__version__",
+    "attend",
+    "gumbel_attention",
+    "hard_attention",
+    "latent_attention",
+    "load_config_file",
+    "local_m_attention",
+    "local_p_attention",
+    "padding_mask",
+    "plain_self_attention",
+    "soft_attention",
+    "train",
+]
+
+_MODULES = {
+    "Translator": "decoding.translator",
+    "UserError": "errors",
+    "load_config_file": "config",
+    "train": "training.trainer",
+}
+"""Modules of public names. Other names ending in "Config" are of config, the rest of attention."""
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first used, so that `--help` does not wait for JAX."""
+    """Imports a public name on first use, so that `--help` does not wait for JAX."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    home = _HOMES.get(name, "translate")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    default = "config" if name.endswith("Config") else "attention"
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, default)}"), name)

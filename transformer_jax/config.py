@@ -1,11 +1,12 @@
-"""What a run is: frozen dataclasses in the paper's terms, validated when made, JSON in and out.
+"""The config of a run: frozen dataclasses that check their values and convert to and from JSON.
 
-A config file is Python with a function `get_config() -> Config`. The resolved config is stored in
-the run as JSON; `from_json` reads it back and refuses unknown keys with the nearest known name.
+A config file is a Python file that defines `get_config() -> Config`. The resolved config is stored
+in the run as JSON. `from_json` reads it and refuses unknown keys, naming the nearest known one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import math
@@ -16,37 +17,48 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from transformer_jax.errors import UserError
+from transformer_jax.special_ids import BOS
+
 _NOT_COMPARED = {"compared": False}
-"""Metadata of a field that says how long or how a run is executed, or how it is searched: a run
-continues under another value of it."""
+"""Metadata of a field that a continued run may change: how long a run trains, how it is executed
+and how its outputs are searched."""
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
-    """`value` as `hint` wants it (a list as a tuple, an int as a float); ValueError otherwise."""
+    """Returns `value` as the type `hint`: a list as a tuple, an int as a float.
+
+    UserError: `value` is of another type, or a float that is not finite.
+    """
     origin = get_origin(hint)
     if origin is Literal:
         if value in get_args(hint):
             return value
         choices = [str(choice) for choice in get_args(hint)]
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(choices)}")
+        raise UserError(f"{name}={value!r}: must be one of {', '.join(choices)}")
     if origin is types.UnionType:
         return None if value is None else _convert(name, value, get_args(hint)[0])
     if origin is tuple:
         return _convert_tuple(name, value, get_args(hint))
-    if hint is float and type(value) is int:
-        return float(value)
+    if hint is float and type(value) in (int, float):
+        return _finite(name, value)
     if type(value) is not hint:
-        raise ValueError(f"{name}={value!r}: must be {_describe(hint)}")
-    if hint is float and value != value:
-        raise ValueError(f"{name}={value!r}: must be a number")
+        raise UserError(f"{name}={value!r}: must be {_describe(hint)}")
     return value
+
+
+def _finite(name: str, value: int | float) -> float:
+    with contextlib.suppress(OverflowError):  # an int beyond the range of floats
+        if math.isfinite(value):
+            return float(value)
+    raise UserError(f"{name}={value!r}: must be a finite number")
 
 
 def _convert_tuple(name: str, value: Any, item_hints: tuple[Any, ...]) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise ValueError(f"{name}={value!r}: must be a list")
+        raise UserError(f"{name}={value!r}: must be a list")
     if item_hints[-1] is not Ellipsis and len(value) != len(item_hints):
-        raise ValueError(f"{name}={value!r}: must have {len(item_hints)} items")
+        raise UserError(f"{name}={value!r}: must have {len(item_hints)} items")
     return tuple(_convert(name, item, item_hints[0]) for item in value)
 
 
@@ -56,7 +68,7 @@ def _describe(hint: Any) -> str:
 
 
 class _Section:
-    """A part of the config: its values are checked when it is made."""
+    """Base class of the parts of the config. Checks the values when an instance is made."""
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
@@ -67,7 +79,7 @@ class _Section:
 
     @classmethod
     def _name(cls) -> str:
-        """The prefix of the section's fields in messages: "model." for `ModelConfig`."""
+        """Returns the prefix of the fields in messages, such as "model." for `ModelConfig`."""
         return cls.__name__.removesuffix("Config").lower() + "."
 
     def _validate(self) -> None:
@@ -75,7 +87,7 @@ class _Section:
 
     def _require(self, ok: bool, name: str, want: str) -> None:
         if not ok:
-            raise ValueError(f"{self._name()}{name}={getattr(self, name)!r}: must be {want}")
+            raise UserError(f"{self._name()}{name}={getattr(self, name)!r}: must be {want}")
 
     def _require_positive(self, *names: str) -> None:
         for name in names:
@@ -89,40 +101,32 @@ class _Section:
 
 @dataclass(frozen=True)
 class AttentionConfig(_Section):
-    """One of the model's three attentions: how a query weighs the keys."""
+    """One of the model's three attentions: how the attention weights are computed."""
 
     kind: str = "soft"
-    """Which keys count: soft (all, the paper's), local-m, local-p, hard, gumbel, latent, plain, or
-    the label of a kind of your own."""
-    score: Literal["scaled_dot", "dot", "general", "additive", "location"] = "scaled_dot"
-    """How well a query matches a key; scaled_dot is the paper's (section 3.2.1)."""
+    """Kind of attention: soft (over all keys, as in the paper), local-m, local-p, hard, gumbel,
+    latent, plain, or the label of a kind of your own."""
+    score: str = "scaled_dot"
+    """Score of a query and a key: scaled_dot (the paper's, section 3.2.1), dot, general, additive,
+    location."""
     window: int | None = None
-    """Positions on each side of a window's centre (D), for the local kinds."""
+    """Number of positions on each side of the centre of a window (D), for the local kinds."""
     layer: int | None = None
-    """The only layer of its stack, from 0, of this kind, others being soft; None: every layer."""
+    """Index of the only layer of the stack that has this kind, the others being soft; None: all
+    layers have it."""
     entropy: float = 0.01
     """Weight of the entropy bonus of hard attention (λ_e of Xu et al. 2015, section 4.1)."""
     reward: float = 0.1
-    """Weight of what hard attention learns from its rewards (λ_r there): they are noisy, and in the
-    gradients of whatever lies below the layer they drown the loss where they weigh as much."""
+    """Weight of the REINFORCE term of hard attention (λ_r there). The term is noisy: with a weight
+    of 1 its noise exceeds the gradient of the loss in the layers below."""
 
     @classmethod
     def _name(cls) -> str:
         return "model.*_attention."
 
     def of_layer(self, layer: int) -> AttentionConfig:
-        """What layer number `layer` of the stack has."""
+        """Returns the attention config of layer `layer` of the stack, counted from 0."""
         return self if self.layer in (None, layer) else AttentionConfig()
-
-
-_KINDS = ("soft", "hard", "gumbel", "local-m", "local-p", "latent", "plain")
-_SENSELESS = {
-    "local-m": "since labels stand at no place in the sentence",
-    "hard": "since it is trained in one layer of cross_attention",
-    "latent": "since its second weights need a whole sentence, as in cross_attention",
-    "local-p": "since a sentence's length is unknown while it is decoded",
-    "plain": "since it has no queries of its own",
-}
 
 
 @dataclass(frozen=True)
@@ -130,61 +134,64 @@ class ModelConfig(_Section):
     """The Transformer's architecture (Vaswani et al. 2017, section 3). Defaults: the base model."""
 
     labels: int | None = None
-    """With a number, the model classifies: a target is at most so many labels, one token each, and
-    each looks at the source with a `cross_attention` of its own query. None: it translates."""
+    """Largest number of labels of a sentence, for a model that classifies: a target consists of
+    labels, one token each, and each label has a query of its own in `cross_attention`. None: the
+    model translates."""
     layers: int = 6
-    """Encoder layers (N); 0, which is for labels only: they look at the embeddings."""
+    """Number of encoder layers (N). 0 is allowed with labels only, which then attend to the
+    embeddings."""
     decoder_layers: int | None = None
-    """Decoder layers (M); None: as many as the encoder's."""
+    """Number of decoder layers (M); None: as many as encoder layers."""
     d_model: int = 512
-    """Width of the embeddings and of every sub-layer's output."""
+    """Width of the embeddings and of the output of every sub-layer."""
     heads: int = 8
-    """Attention heads; must divide d_model."""
+    """Number of attention heads; must divide d_model."""
     kv_heads: int | None = None
-    """Heads of keys and values, shared by groups of query heads; must divide heads; None: heads."""
+    """Number of heads of keys and values, each shared by a group of query heads; must divide heads;
+    None: as many as heads."""
     d_ff: int = 2048
-    """Width of the feed-forward's hidden layer."""
+    """Width of the hidden layer of the feed-forward network."""
     max_length: int = 256
-    """The longest sentence, in tokens with the end symbol; longer input is cut with a warning. An
-    output has at most so many, and at most 2 S + 10 for a source of S tokens."""
+    """Maximum length of a sentence in tokens, end symbol included; longer input is truncated with a
+    warning. An output has at most max_length tokens, and at most 2 S + 10 for a source of S."""
     norm: Literal["post", "pre"] = "post"
-    """Layer normalisation after each residual sum (the paper) or before each sub-layer."""
+    """Layer normalization after each residual sum (as in the paper) or before each sub-layer."""
     norm_eps: float = 1e-6
-    """Added to the variance in layer normalisation."""
+    """Added to the variance in layer normalization."""
     positions: Literal["sinusoidal", "learned", "rotary", "alibi", "relative", "none"] = (
         "sinusoidal"
     )
-    """How positions are encoded: added to embeddings (section 3.5: sinusoidal, learned), or within
+    """Position encoding: added to the embeddings (section 3.5: sinusoidal, learned), or within
     self-attention (rotary, alibi, relative)."""
     position_layout: Literal["interleaved", "halves"] = "interleaved"
-    """Sine and cosine in alternating columns (the paper) or in two halves."""
+    """Sine and cosine in alternating columns (as in the paper) or in two halves."""
     activation: Literal["relu", "gelu", "silu", "swiglu"] = "relu"
-    """The feed-forward's non-linearity; gelu is the exact one, swiglu adds a gate."""
+    """Activation of the feed-forward network; gelu is the exact one, swiglu adds a gate."""
     tied: Literal["all", "decoder", "none"] = "all"
-    """Which embeddings share one matrix: both and the logits, the target's and the logits, none.
-    With all, both sides also share their learned positions."""
+    """What shares one matrix: both embeddings and the logits (all), the target embeddings and the
+    logits (decoder), nothing (none). With all, both sides also share learned positions."""
     bias: bool = True
-    """Biases in attention projections and feed-forward."""
+    """Whether attention projections and the feed-forward network have biases."""
     output_bias: bool = False
-    """A bias on the logits."""
+    """Whether the logits have a bias."""
     embedding_scale: float | None = None
-    """Factor on embeddings; None: the square root of d_model (section 3.4)."""
-    decoder_start_id: int = 1
-    """The id that the decoder reads first; 1 is the tokenizer's begin symbol."""
+    """Factor that scales the embeddings; None: the square root of d_model (section 3.4)."""
+    decoder_start_id: int = BOS
+    """First id of the decoder's input; by default the begin symbol."""
     dropout: float = 0.1
-    """Dropout on sub-layer outputs and on embeddings (section 5.4)."""
+    """Dropout rate of sub-layer outputs and of embeddings (section 5.4)."""
     encoder_attention: AttentionConfig = AttentionConfig()
     """The encoder's self-attention."""
     decoder_attention: AttentionConfig = AttentionConfig()
     """The decoder's self-attention."""
     cross_attention: AttentionConfig = AttentionConfig()
-    """The decoder's attention over the memory."""
+    """The decoder's attention over the encoder's output."""
     attention_dropout: float = 0.0
-    """Dropout on attention weights."""
+    """Dropout rate of attention weights."""
     ffn_dropout: float = 0.0
-    """Dropout on the feed-forward's hidden layer."""
+    """Dropout rate of the hidden layer of the feed-forward network."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the computation; parameters, softmax, logits and loss stay float32."""
+    """Type of the computation; parameters, softmax, logits and loss remain float32."""
 
     def _validate(self) -> None:
         self._require_positive("decoder_layers", "d_model", "heads", "d_ff", "norm_eps", "labels")
@@ -209,15 +216,12 @@ class ModelConfig(_Section):
         self._require(self.decoder_start_id >= 0, "decoder_start_id", "at least 0")
         self._require_rate("dropout", "attention_dropout", "ffn_dropout")
         self._require_positive("embedding_scale")
-        encoder, decoder = self.depths
-        self._validate_attention("encoder_attention", encoder, ("hard", "latent"))
-        self._validate_attention("decoder_attention", decoder, ("hard", "latent", "local-p"))
-        unplaced = () if self.labels is None else ("local-m",)
-        self._validate_attention("cross_attention", decoder, ("plain", *unplaced))
+        for role in ("encoder_attention", "decoder_attention", "cross_attention"):
+            self._validate_attention(role)
 
     def _validate_classifier(self) -> None:
         self._require(self.layers >= 0, "layers", "at least 0")
-        self._require(self.tied == "none", "tied", "none where labels are set: they are no words")
+        self._require(self.tied == "none", "tied", "none where model.labels is set")
         missing = {"decoder_layers": "decoder", "decoder_attention": "decoder"}
         if self.layers == 0:
             missing["encoder_attention"] = "encoder layer"
@@ -227,52 +231,43 @@ class ModelConfig(_Section):
             left_out = getattr(self, name) in (None, AttentionConfig())
             self._require(left_out, name, f"left out where the model has no {part}")
 
-    def _validate_attention(self, name: str, depth: int, senseless: tuple[str, ...]) -> None:
-        """`senseless`: kinds that make no sense in this place."""
-        attention: AttentionConfig = getattr(self, name)
+    def _validate_attention(self, role: str) -> None:
+        """Checks the ranges of an attention's fields; `make_model` checks them against its kind."""
+        attention: AttentionConfig = getattr(self, role)
+        depth = self.depth_of(role)
 
-        def require(ok: bool, field: str, want: str) -> None:
-            if not ok:
+        def require(condition: bool, field: str, wanted: str) -> None:
+            if not condition:
                 value = getattr(attention, field)
-                raise ValueError(f"model.{name}.{field}={value!r}: must be {want}")
+                raise UserError(f"model.{role}.{field}={value!r}: must be {wanted}")
 
-        kind, layer, window = attention.kind, attention.layer, attention.window
-        require(kind not in senseless, "kind", f"another kind, {_SENSELESS.get(kind)}")
-        local = kind in ("local-m", "local-p")
+        layer, window = attention.layer, attention.window
         require(window is None or window > 0, "window", "at least 1")
-        require(not local or window is not None, "window", f"at least 1 for the kind {kind}")
-        own = local or kind not in _KINDS  # a user's kind may have a window
-        require(own or window is None, "window", f"left out for the kind {kind}")
-        plain = kind == "plain"
-        require(not plain or attention.score == "scaled_dot", "score", "left out for plain")
-        turned = plain and self.positions == "rotary"
-        self._require(not turned, "positions", "other than rotary with attention of kind plain")
         require(layer is None or 0 <= layer < depth, "layer", f"from 0 to {depth - 1}")
-        require(kind != "hard" or layer is not None, "layer", f"named (0 to {depth - 1}) for hard")
         require(attention.entropy >= 0, "entropy", "at least 0")
         require(attention.reward > 0, "reward", "above 0")
-        whole = kind in ("hard", "gumbel", "local-p", "latent")
-        if self.attention_dropout and (whole or attention.score in ("additive", "location")):
-            what = f"kind {kind}" if whole else f"score {attention.score}"
-            self._require(False, "attention_dropout", f"0 with attention of {what}")
 
     @property
     def head_size(self) -> int:
-        """Width of one head (H)."""
+        """Width of a head (H)."""
         return self.d_model // self.heads
 
     @property
     def depths(self) -> tuple[int, int]:
-        """(encoder layers, decoder layers); the one attention of labels counts as a layer."""
+        """Numbers of encoder and decoder layers; the cross-attention of labels counts as one."""
         if self.labels is not None:
             return self.layers, 1
         return self.layers, self.layers if self.decoder_layers is None else self.decoder_layers
 
+    def depth_of(self, role: str) -> int:
+        """Returns the number of layers of the stack that has the attention `role`."""
+        return self.depths[0 if role == "encoder_attention" else 1]
+
 
 TINY = ModelConfig(layers=4, d_model=128, heads=4, d_ff=256, dropout=0.3)
-"""For corpora of some 30,000 pairs (Wu et al. 2021)."""
+"""A model for corpora of about 30,000 pairs (Wu et al. 2021)."""
 SMALL = ModelConfig(layers=3, d_model=256, heads=4, d_ff=1024, dropout=0.3)
-"""For corpora of some 100,000 pairs."""
+"""A model for corpora of about 100,000 pairs."""
 BASE = ModelConfig()
 """The paper's base model (table 3)."""
 BIG = ModelConfig(d_model=1024, heads=16, d_ff=4096, dropout=0.3)
@@ -281,25 +276,26 @@ BIG = ModelConfig(d_model=1024, heads=16, d_ff=4096, dropout=0.3)
 
 @dataclass(frozen=True)
 class TokenizerConfig(_Section):
-    """Subwords: SentencePiece models trained by the tool or given by path."""
+    """The tokenizer: SentencePiece models that are trained with the model or given by path."""
 
     kind: Literal["bpe", "unigram", "word"] = "bpe"
-    """The kind of SentencePiece model to train. Of words, those not in training are unknown."""
+    """Kind of SentencePiece model to train. For word models, words that are not in the training
+    data are unknown."""
     vocabulary: int = 8000
-    """Number of ids of a trained model, special ones and the 256 bytes of the fallback included. Of
-    words there is no fallback, and there may be fewer."""
+    """Number of ids of a trained model, including the special ids and the 256 of the byte fallback.
+    Word models have no byte fallback and may have fewer ids."""
     joint: bool = True
-    """One vocabulary for both languages, or one each."""
+    """One vocabulary for both languages, or one for each."""
     symbols: tuple[str, ...] = ()
-    """Strings that are always one piece, such as placeholders."""
+    """Strings that are always one token, such as placeholders."""
     sampling: float = 0.0
-    """Subword sampling in training; 0: off. BPE: the probability, below 1, of leaving a merge out
-    (BPE-dropout). Unigram: alpha, the exponent of the probability of each way to cut; smaller is
-    more random, so that 0.01 is nearly uniform. A sentence with an unknown piece keeps its ids, and
+    """Subword sampling in training; 0: off. BPE: the probability, below 1, of skipping a merge
+    (BPE-dropout). Unigram: alpha, the exponent of the probability of a segmentation; smaller values
+    are more random, and 0.01 is nearly uniform. A sentence with an unknown token keeps its ids, and
     so does a pair whose sample is longer than the longest sentence of its side."""
     models: tuple[str, ...] = ()
     """Paths of your own SentencePiece models: one for both languages, or source and target. Their
-    kinds decide how subwords are sampled, not tokenizer.kind."""
+    kinds, not tokenizer.kind, determine how subwords are sampled."""
 
     def _validate(self) -> None:
         self._require(self.vocabulary > 260, "vocabulary", "above 260 (4 special ids, 256 bytes)")
@@ -320,7 +316,7 @@ class TokenizerConfig(_Section):
 
 @dataclass(frozen=True)
 class DataConfig(_Section):
-    """Where the pairs come from and how they become batches.
+    """The corpora, and how their pairs of sentences are batched.
 
     A corpus is `grammar` or `recipes` (built in), `SOURCE,TARGET` (two text files), `FILE.tsv` or
     `FILE.jsonl`; each file may be gzipped (`.gz`).
@@ -329,23 +325,24 @@ class DataConfig(_Section):
     train: tuple[str, ...] = ("grammar",)
     """Corpora to train on."""
     dev: tuple[str, ...] = ("grammar",)
-    """Development corpora; the first one chooses the best checkpoint."""
+    """Development corpora; the score on the first one selects the best checkpoint."""
     fields: tuple[str, str] = ("source", "target")
-    """Names of the two fields of a JSONL line."""
+    """Names of the source and the target field of a JSONL line."""
     max_ratio: float = 9.0
-    """Pairs whose token counts differ by more than this factor are left out of training."""
+    """Training leaves out pairs whose numbers of tokens differ by more than this factor."""
     batch_tokens: int = 4096
-    """Token slots on each side of a batch, padding included."""
+    """Number of tokens on each side of a batch, padding included."""
     shapes: int = 8
-    """At most so many batch shapes, each one a compiled program."""
+    """Maximum number of batch shapes; each one is a compiled program."""
     packing: bool = False
-    """Several pairs in one row, with one batch shape."""
+    """Whether to pack several pairs into one row; all batches then have one shape."""
     packed_length: int = 128
-    """Length of the rows when packing."""
+    """Length of packed rows."""
     workers: int = field(default=2, metadata=_NOT_COMPARED)
-    """Threads that tokenise. Subword sampling is one thread of Python, whatever this says."""
+    """Number of threads that tokenize. Subword sampling always runs in one thread."""
     cache: str = field(default="", metadata=_NOT_COMPARED)
-    """Folder for tokenised corpora; empty: the user's cache folder."""
+    """Folder of cached tokenized corpora; empty: the user's cache folder. Only training uses the
+    folder that is stored in a run."""
 
     def _validate(self) -> None:
         self._require(len(self.train) > 0, "train", "at least one corpus")
@@ -356,16 +353,18 @@ class DataConfig(_Section):
 
 @dataclass(frozen=True)
 class OptimizerConfig(_Section):
-    """Adam, its schedule and what is done to gradients (section 5.3)."""
+    """Adam, its learning-rate schedule, and the processing of gradients (section 5.3)."""
 
-    schedule: Literal["noam", "inverse_sqrt", "cosine", "linear"] = "noam"
-    """Shape of the learning rate after its linear warm-up."""
+    schedule: str = "noam"
+    """Schedule of the learning rate after the linear warm-up: noam, inverse_sqrt, cosine or
+    linear."""
     learning_rate: float = 1.0
-    """The peak; for noam the factor on d_model^-0.5 · min(step^-0.5, step · warmup^-1.5)."""
+    """Peak learning rate; for noam the factor of d_model^-0.5 · min(step^-0.5, step ·
+    warmup^-1.5)."""
     warmup: int = 4000
-    """Steps of linear warm-up."""
+    """Number of steps of linear warm-up."""
     decay_steps: int | None = None
-    """Step at which cosine and linear reach 0."""
+    """Step at which the cosine and linear schedules reach 0."""
     b1: float = 0.9
     """Adam's decay of the first moment."""
     b2: float = 0.98
@@ -373,15 +372,16 @@ class OptimizerConfig(_Section):
     eps: float = 1e-9
     """Adam's epsilon."""
     weight_decay: float = 0.0
-    """Decoupled weight decay (AdamW), on matrices only: norms and biases are left alone."""
+    """Decoupled weight decay (AdamW) of matrices; normalization and biases are not decayed."""
     clip_norm: float | None = None
-    """Largest global norm of the gradient; None: no clipping."""
+    """Maximum global norm of the gradient; None: no clipping."""
     label_smoothing: float = 0.1
-    """Probability spread evenly over the vocabulary (section 5.4)."""
+    """Probability mass that label smoothing spreads over the vocabulary (section 5.4)."""
     accumulate: int = 1
-    """Pieces that a batch is computed in, one after the other, to save memory."""
+    """Number of microbatches whose gradients are accumulated in a step, to save memory."""
     ema: float | None = None
-    """Decay of the moving average of the weights that is evaluated and kept; None: off."""
+    """Decay of an exponential moving average of the parameters, which is then evaluated and saved;
+    None: off."""
 
     def _validate(self) -> None:
         self._require_positive("learning_rate", "warmup", "decay_steps", "eps", "clip_norm")
@@ -389,60 +389,54 @@ class OptimizerConfig(_Section):
         self._require_rate("b1", "b2", "label_smoothing")
         self._require(self.weight_decay >= 0, "weight_decay", "at least 0")
         self._require(self.ema is None or 0 < self.ema < 1, "ema", "between 0 and 1")
-        if self.schedule in ("cosine", "linear"):
-            ok = self.decay_steps is not None and self.decay_steps > self.warmup
-            need = f"above optimizer.warmup={self.warmup} for the {self.schedule} schedule"
-            self._require(ok, "decay_steps", need)
 
 
 @dataclass(frozen=True)
 class TrainConfig(_Section):
-    """How long to train, and what is measured and kept on the way."""
+    """When to stop training, evaluate, log and save."""
 
     seed: int = 0
-    """Of initialisation, batches, dropout and subword sampling."""
+    """Seed of initialization, batch order, dropout and subword sampling."""
     steps: int | None = field(default=None, metadata=_NOT_COMPARED)
-    """Stop after so many updates."""
+    """Number of updates after which to stop."""
     epochs: int | None = field(default=None, metadata=_NOT_COMPARED)
-    """Stop after so many passes over the data."""
+    """Number of passes over the data after which to stop."""
     minutes: float | None = field(default=None, metadata=_NOT_COMPARED)
-    """Stop after so many minutes of training, all sittings together."""
+    """Minutes of training after which to stop, including those before an interruption."""
     patience: int | None = field(default=None, metadata=_NOT_COMPARED)
-    """Stop after so many evaluations without a better score."""
+    """Number of evaluations without a better score after which to stop."""
     best: Literal["bleu", "loss"] = "bleu"
-    """What the best checkpoint is chosen by, on the first development corpus; BLEU is of greedy
-    search."""
+    """Score on the first development corpus that selects the best checkpoint; BLEU is that of
+    greedy search."""
     evaluate_every: int = field(default=500, metadata=_NOT_COMPARED)
-    """Steps between evaluations."""
+    """Number of steps between evaluations."""
     save_every: int = field(default=500, metadata=_NOT_COMPARED)
-    """Steps between checkpoints."""
+    """Number of steps between checkpoints."""
     log_every: int = field(default=20, metadata=_NOT_COMPARED)
-    """Steps between lines of metrics."""
+    """Number of steps between records of metrics."""
     keep: int = field(default=3, metadata=_NOT_COMPARED)
-    """Newest checkpoints kept, beside the best one."""
+    """Number of newest checkpoints to keep, besides the best one."""
 
     def _validate(self) -> None:
         self._require_positive("steps", "epochs", "minutes", "patience")
         self._require_positive("evaluate_every", "save_every", "log_every", "keep")
         self._require(0 <= self.seed < 2**32, "seed", "between 0 and 2^32 - 1")
         if self.steps is None and self.epochs is None and self.minutes is None:
-            raise ValueError(
-                "train.steps=None: name an end: train.steps, train.epochs or train.minutes"
-            )
+            raise UserError("train.steps=None: set train.steps, train.epochs or train.minutes")
 
 
 @dataclass(frozen=True)
 class DecodeConfig(_Section):
-    """How `translate` and `evaluate` search; evaluation in training is greedy."""
+    """The search of `translate` and `evaluate`; evaluation during training is greedy."""
 
     beam: int = field(default=4, metadata=_NOT_COMPARED)
-    """Hypotheses kept; 1: greedy."""
+    """Beam size; 1: greedy search."""
     penalty: Literal["gnmt", "power"] = field(default="gnmt", metadata=_NOT_COMPARED)
-    """Length normalisation of a hypothesis of length L: ((5 + L) / 6)^alpha or L^alpha."""
+    """Length normalization of a hypothesis of length L: ((5 + L) / 6)^alpha or L^alpha."""
     alpha: float = field(default=0.6, metadata=_NOT_COMPARED)
-    """Exponent of the length normalisation; 0: none."""
+    """Exponent of the length normalization; 0: no normalization."""
     batch_tokens: int = field(default=4096, metadata=_NOT_COMPARED)
-    """Source token slots in a batch, padding included, counted once for each hypothesis."""
+    """Number of source tokens in a batch, padding included, counted once for each hypothesis."""
 
     def _validate(self) -> None:
         self._require_positive("beam", "batch_tokens")
@@ -451,18 +445,18 @@ class DecodeConfig(_Section):
 
 @dataclass(frozen=True)
 class ExecutionConfig(_Section):
-    """How a run is executed: recorded, never compared, never needed to load it."""
+    """How training is executed: stored, but not compared and not needed to load the run."""
 
     executor: Literal["jit", "pmap"] = field(default="jit", metadata=_NOT_COMPARED)
-    """What compiles the training step for several devices."""
+    """JAX's transformation that compiles the training step for several devices."""
     kernel: str = field(default="auto", metadata=_NOT_COMPARED)
-    """What computes soft and local-m attention of products in training: auto, reference, blockwise,
-    xla, cudnn, pallas, or a function of yours, MODULE:FUNCTION."""
+    """Kernel that computes soft and local-m attention with product scores in training: auto,
+    reference, blockwise, xla, cudnn, pallas, or your own function, MODULE:FUNCTION."""
 
 
 @dataclass(frozen=True)
 class Config(_Section):
-    """Everything that says what a run is."""
+    """The config of a run."""
 
     model: ModelConfig = BASE
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -478,46 +472,28 @@ class Config(_Section):
 
     def _validate(self) -> None:
         if self.model.tied == "all" and not self.tokenizer.joint:
-            raise ValueError(
+            raise UserError(
                 "model.tied='all': must be decoder or none where tokenizer.joint=False: "
                 "two vocabularies cannot share one matrix"
-            )
-        kernel, positions = self.execution.kernel, self.model.positions
-        if positions in ("alibi", "relative") and kernel in ("blockwise", "pallas"):
-            raise ValueError(
-                f"execution.kernel={kernel!r}: must be auto, reference, xla or cudnn where "
-                f"model.positions={positions!r}: it has no bias"
-            )
-        if self.model.attention_dropout and kernel in ("blockwise", "xla", "cudnn", "pallas"):
-            raise ValueError(
-                f"execution.kernel={kernel!r}: must be auto or reference where "
-                f"model.attention_dropout={self.model.attention_dropout}: it has no dropout"
-            )
-        if self.model.cross_attention.kind == "hard" and self.data.packing:
-            raise ValueError(
-                "data.packing=True: must be false where model.cross_attention.kind='hard', "
-                "whose reward is that of one sentence a row"
-            )
-        if self.model.labels is not None and self.data.packing:
-            raise ValueError(
-                f"data.packing=True: must be false where model.labels={self.model.labels}: "
-                "rows of labels are short"
             )
 
 
 def to_json(config: Any) -> dict[str, Any]:
-    """The config as JSON values: dicts, lists, strings, numbers, booleans and None."""
+    """Returns a config as JSON values: dicts, lists, strings, numbers, booleans and None."""
     return _plain(dataclasses.asdict(config))
 
 
 def from_json(value: Any, kind: type[Any] = Config, name: str = "") -> Any:
-    """Reads a config back. ValueError: a key that no field has, or a value of another type."""
+    """Returns the config that JSON values describe.
+
+    UserError: a key is unknown, or a value is not allowed.
+    """
     if not isinstance(value, dict):
-        raise ValueError(f"{name.rstrip('.') or 'config'}={value!r}: must be an object")
+        raise UserError(f"{name.rstrip('.') or 'config'}={value!r}: must be an object")
     hints = typing.get_type_hints(kind)
     for key in value:
         if key not in hints:
-            raise ValueError(f"{name}{key}: unknown key{did_you_mean(key, hints)}")
+            raise UserError(f"{name}{key}: unknown key{did_you_mean(key, hints)}")
     made = {
         key: from_json(item, hints[key], f"{name}{key}.")
         if dataclasses.is_dataclass(hints[key])
@@ -528,37 +504,37 @@ def from_json(value: Any, kind: type[Any] = Config, name: str = "") -> Any:
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    """Fields in which two configs describe different runs, as "model.layers: 4 -> 6"."""
+    """Returns the fields in which two configs describe different runs: "model.layers: 4 -> 6"."""
     return _differences(old, new, "")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message on an unknown name: the nearest known one, or all of them."""
+    """Returns the end of a message on an unknown name: the nearest known name, or all of them."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
 
 
 def load_config_file(path: str | Path) -> Config:
-    """Runs the Python file a user names and returns what its `get_config()` returns.
+    """Executes a Python file and returns the result of its `get_config()`.
 
-    ValueError: the file is missing, fails, or has no `get_config` that returns a `Config`.
+    UserError: the file is missing, raises, or has no `get_config` that returns a `Config`.
     """
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"config file {path}: no such file")
+        raise UserError(f"config file {path}: no such file")
     space: dict[str, Any] = {"__name__": "config", "__file__": str(path)}
     try:
         exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), space)
         config = space["get_config"]() if "get_config" in space else None
     except ValueError as error:
-        raise ValueError(f"config file {path}: {error}") from error
+        raise UserError(f"config file {path}: {error}") from error
     except Exception as error:
-        raise ValueError(f"config file {path}: {type(error).__name__}: {error}") from error
+        raise UserError(f"config file {path}: {type(error).__name__}: {error}") from error
     if "get_config" not in space:
-        raise ValueError(f"config file {path}: defines no function get_config()")
+        raise UserError(f"config file {path}: defines no function get_config()")
     if not isinstance(config, Config):
-        raise ValueError(f"config file {path}: get_config() must return a Config, not {config!r}")
+        raise UserError(f"config file {path}: get_config() must return a Config, not {config!r}")
     return config
 
 

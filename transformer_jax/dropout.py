@@ -1,7 +1,7 @@
-"""Dropout whose masks cost next to nothing and do not depend on how arrays are sharded.
+"""Dropout with cheap masks, which do not depend on how arrays are sharded.
 
-Drawing one random word per element takes a third of a training step on a CPU. Here a word is a hash
-of its index and the key, and each of its four bytes decides one element.
+Drawing a random word for each element takes a third of a training step on a CPU. Here, a word is a
+hash of its index and the key, and each of its four bytes decides on one element.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from transformer_jax.types import Key
 
 
 def realised_rate(rate: float) -> float:
-    """The nearest rate that bytes can realise: a multiple of 1/256, below 1."""
+    """Returns the nearest rate that bytes can realize: a multiple of 1/256, below 1."""
     return min(round(rate * 256), 255) / 256
 
 
 def dropout(x: Float[Array, "..."], rate: float, key: Key | None) -> Float[Array, "..."]:
-    """Zeroes elements with probability `rate` and divides the others by 1 - rate.
+    """Sets elements to 0 with probability `rate` and divides the others by 1 - rate.
 
-    `key` None means no dropout. The rate is rounded to 1/256ths. (Srivastava et al. 2014)
+    `key` None: no dropout. The rate is rounded to a multiple of 1/256. (Srivastava et al. 2014)
     """
     rate = realised_rate(rate)
     if key is None or rate == 0:
@@ -30,7 +30,7 @@ def dropout(x: Float[Array, "..."], rate: float, key: Key | None) -> Float[Array
 
 
 def keep_mask(key: Key, shape: tuple[int, ...], rate: float) -> Bool[Array, "..."]:
-    """True with probability 1 - `rate` (a multiple of 1/256) for each element of `shape`."""
+    """Returns a mask that is True with probability 1 - `rate`, a multiple of 1/256."""
     *rows, width = shape
     words = _hash(jax.random.key_data(key), (*rows, -(-width // 4)))
     bytes_ = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(*rows, -1)[..., :width]
@@ -38,20 +38,20 @@ def keep_mask(key: Key, shape: tuple[int, ...], rate: float) -> Bool[Array, "...
 
 
 def _hash(key: Array, shape: tuple[int, ...]) -> Array:
-    """A 32-bit word for each index of `shape`."""
+    """Returns a 32-bit word for each index of `shape`."""
     index = jnp.zeros(shape, jnp.uint32)
     stride = 1
     for axis in reversed(range(len(shape))):
         index += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
         stride = stride * shape[axis] % 2**32
-    # Keys that differ in a bit only, such as key(0) and key(1), must give unrelated words too.
+    # Keys that differ in one bit, such as key(0) and key(1), must give unrelated words too.
     first = _mix(key[0], key[1])
     second = _mix(key[1], first)
     return _mix(index ^ first, second)
 
 
 def _mix(word: Array, key: Array) -> Array:
-    """Rounds of multiply and shift, with `key` added on the way.
+    """Mixes `word` by rounds of multiplications and shifts, and adds `key` between them.
 
     The multipliers are those of the finaliser "lowbias32" (C. Wellons, hash-prospector).
     """

@@ -1,4 +1,4 @@
-"""Figures from arrays and result files; needs the extra `plot` (matplotlib)."""
+"""Plots arrays and result files. Needs the extra `plot` (matplotlib)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 
 def training_curve(evaluations: Sequence[dict[str, Any]], axes: Axes | None = None) -> Axes:
-    """Development loss and BLEU against steps; each evaluation has step, loss and bleu."""
+    """Plots development loss and BLEU against steps; each evaluation has step, loss and bleu."""
     axes = axes or _new_axes((7.0, 3.2))
     steps = [e["step"] for e in evaluations]
     axes.plot(steps, [e["loss"] for e in evaluations], color="tab:blue", label="loss")
@@ -30,7 +30,7 @@ def training_curve(evaluations: Sequence[dict[str, Any]], axes: Axes | None = No
 def attention_map(
     weights: np.ndarray, source: Sequence[str], target: Sequence[str], axes: Axes | None = None
 ) -> Axes:
-    """Weights [T, S] of target positions (rows) over source positions, with their pieces."""
+    """Plots attention weights [T, S]: a row for each target token, a column for each source one."""
     axes = axes or _new_axes((0.5 * len(source) + 1, 0.4 * len(target) + 1))
     axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(source)), source, rotation=60, ha="right")
@@ -41,7 +41,10 @@ def attention_map(
 def attention_maps(
     panels: dict[str, np.ndarray], source: Sequence[str], target: Sequence[str], columns: int = 3
 ) -> Axes:
-    """An `attention_map` for each title, all of the same pieces; returns the first one's axes."""
+    """Plots an `attention_map` for each title, all with the same tokens.
+
+    Returns the axes of the first map.
+    """
     rows = -(-len(panels) // columns)
     size = max(0.24 * len(source) + 0.3, 2.2), max(0.22 * len(target) + 0.4, 2.2)
     _, grid = plt.subplots(
@@ -58,7 +61,10 @@ def attention_maps(
 
 
 def scaling(panels: dict[str, dict[str, list[tuple[int, float]]]]) -> Axes:
-    """Values against lengths, both logarithmic, a line for each name; the first panel's axes."""
+    """Plots values against lengths on logarithmic axes: a panel per title, a line per name.
+
+    Returns the axes of the first panel.
+    """
     _, grid = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.6), squeeze=False)
     for axes, (title, lines) in zip(grid.flat, panels.items(), strict=True):
         for name, points in lines.items():
@@ -71,7 +77,7 @@ def scaling(panels: dict[str, dict[str, list[tuple[int, float]]]]) -> Axes:
 
 
 def save(axes: Axes, path: Path) -> None:
-    """Writes the figure as SVG, the same bytes for the same figure."""
+    """Writes the figure as SVG. The same figure always gives the same bytes."""
     with plt.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "path"}):
         figure = axes.get_figure()
         assert isinstance(figure, Figure)

@@ -1,16 +1,20 @@
-"""Names shared by every room: the dimension legend, `Params`, `Key` and `Batch`.
+"""Names shared by every package: the dimension legend, `Params`, `Key`, `Batch` and others.
 
 Dimensions, in capitals in shapes and in lower case in einsum strings:
 
     B batch    S source length    T target length    D d_model    N heads    H head size
-    F d_ff     V vocabulary       K beams            L layers
+    F d_ff     V vocabulary       K beams            L layers     G heads of keys and values
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
+from jaxtyping import Array, Bool, Float
+
+Value = TypeVar("Value")
 
 Params = dict[str, Any]
 """The tree of parameters that `Module.init` returns under "params"."""
@@ -22,22 +26,85 @@ Size = Any
 """A number of elements: an int, or a symbolic dimension of `jax.export`."""
 
 HostOrDeviceArray = Any
-"""A NumPy array on the host or a `jax.Array` on devices (the same batch is both in its life)."""
+"""A NumPy array on the host or a `jax.Array` on devices; a batch is first one, then the other."""
+
+Constrain = Callable[[Array, tuple[str | None, ...]], Array]
+"""(array, the logical name of each dimension or None) -> the array, sharded by those names."""
+
+
+def unconstrained(x: Array, names: tuple[str | None, ...]) -> Array:
+    """Returns the array unchanged: the `Constrain` of a model that is not sharded."""
+    return x
+
+
+class Mean(NamedTuple):
+    """A weighted mean in two parts, each of which adds over devices and microbatches."""
+
+    total: Float[Array, ""]
+    weight: Float[Array, ""]
+
+
+class Outcome(NamedTuple):
+    """The log-likelihood of each target token: what an auxiliary loss may depend on."""
+
+    log_likelihood: Float[Array, "B T"]  # nats; 0 at padding
+    is_token: Bool[Array, "B T"]  # False at padding
+    averages: dict[str, Array]  # the running means of `TrainState.averages`
+
+
+AuxiliaryLoss = Callable[[Outcome], Float[Array, ""]]
+"""A loss that is added to the sum over target tokens. It is a `jax.tree_util.Partial`, a pytree."""
+
+
+class Auxiliary(NamedTuple):
+    """Values that a layer returns besides its output, by the names of layers and sub-layers."""
+
+    losses: dict[str, AuxiliaryLoss]
+    metrics: dict[str, Float[Array, "B T"]]  # one value per query
+    weights: dict[str, Float[Array, "B N T S"]]  # attention weights, if computed
+
+    def within(self, scope: str) -> Auxiliary:
+        """Returns the same values with `scope/` before each name."""
+
+        def scoped(values: dict[str, Value]) -> dict[str, Value]:
+            return {f"{scope}/{name}": value for name, value in values.items()}
+
+        return Auxiliary(scoped(self.losses), scoped(self.metrics), scoped(self.weights))
+
+    def __or__(self, other: Auxiliary) -> Auxiliary:
+        """Returns the values of both."""
+        return Auxiliary(
+            self.losses | other.losses, self.metrics | other.metrics, self.weights | other.weights
+        )
+
+
+def no_auxiliary() -> Auxiliary:
+    """Returns an `Auxiliary` that holds nothing."""
+    return Auxiliary({}, {}, {})
+
+
+class ModelOutput(NamedTuple):
+    """Output of a model for a batch."""
+
+    logits: Float[Array, "B T V"]
+    losses: dict[str, AuxiliaryLoss]  # to be added to the loss, by layer
+    metrics: dict[str, Mean]  # by layer and name
+    weights: dict[str, Array]  # attention weights by layer, if its kernel or kind computes them
 
 
 class DecodeState(NamedTuple):
-    """What decoding carries from step to step."""
+    """State that decoding carries from step to step."""
 
-    memory: Any  # of the sentences, the same at every step; leaves [B, ...]
-    beams: Any  # of the hypotheses, reordered by a beam search; leaves [B, K, ...]
+    memory: Any  # per sentence, constant; leaves [B, ...]
+    beams: Any  # per hypothesis, reordered by a beam search; leaves [B, K, ...]
 
 
 class Batch(NamedTuple):
-    """Pairs of sentences as ids; 0 is padding everywhere.
+    """A batch of sentence pairs as ids, padded with `PAD`.
 
-    `target_in` is `target_out` moved right by one, behind the decoder's start id. Where several
-    pairs are packed into one row, `*_segments` number them from 1 (0: padding) and `*_positions`
-    restart at each of them; where they are None, a row is one pair.
+    `target_in` is `target_out` shifted right by one, with the decoder's start id in front. In a
+    packed batch a row holds several pairs: `*_segments` number them from 1, with 0 for padding, and
+    `*_positions` restart at 0 with each of them. Both are None where a row is one pair.
     """
 
     source: HostOrDeviceArray  # [B, S] int32

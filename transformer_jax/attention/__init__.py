@@ -11,15 +11,14 @@ from transformer_jax.attention.kinds import (
     predicted_centre,
     soft_attention,
 )
-from transformer_jax.attention.layer_kinds import Attended, Choices, Given, register_kind
+from transformer_jax.attention.layer_kinds import AttentionInputs, AttentionOutput, register_kind
 from transformer_jax.attention.masks import Mask, padding_mask
 from transformer_jax.attention.multi_head import KVCache, MultiHeadAttention
 from transformer_jax.attention.positions import RelativeBias, alibi
 
 __all__ = [
-    "Attended",
-    "Choices",
-    "Given",
+    "AttentionInputs",
+    "AttentionOutput",
     "KVCache",
     "Kernel",
     "Mask",

@@ -1,8 +1,11 @@
-"""Attention by blocks: memory linear in length, masks made inside, its own backward pass.
+"""Computes attention block by block, with memory linear in length and its own backward pass.
 
-An online softmax over blocks of keys (Milakov and Gimelshein 2018; Rabe and Staats 2021; Dao et
-al. 2022, algorithms 1 and 4): no more is held than the scores of one block of queries and one of
-keys. Blocks that a causal mask or a window hides whole are not computed.
+Uses an online softmax over blocks of keys (Milakov and Gimelshein 2018; Rabe and Staats 2021; Dao
+et al. 2022, algorithms 1 and 4). Only the scores and the mask of one block of queries and one block
+of keys are in memory at a time. Blocks that a causal mask or a window hides entirely are skipped.
+
+Comments write the scores of a block as [c gq k]: c key heads, g query heads per key head, q queries
+and k keys.
 """
 
 from __future__ import annotations
@@ -16,14 +19,15 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from transformer_jax.attention.kernel_entry import KernelEntry
 from transformer_jax.attention.masks import Mask
 
-NOTHING = -1e30
-"""The score of a key that is not seen: finite, so that no difference of scores is NaN."""
+HIDDEN_SCORE = -1e30
+"""The score of a hidden key: finite, so that no difference of scores is NaN."""
 
 
 class Blocks(NamedTuple):
-    """How many heads of keys, queries of each of their heads, and keys are in a block."""
+    """Size of a block: key heads, queries of each query head, and keys."""
 
     heads: int
     queries: int
@@ -34,73 +38,70 @@ def blockwise(
     query: Float[Array, "B N T H"],
     key: Float[Array, "B G S H"],
     value: Float[Array, "B G S H"],
-    mask: Any = None,
+    mask: Mask | None = None,
     *,
-    bias: Any = None,
-    dropout: Any = None,
     blocks: Blocks | None = None,
 ) -> tuple[Float[Array, "B N T H"], None]:
-    """softmax(Q Kᵀ / √H) V, holding the scores of one block at a time. `mask`: a `Mask` or None.
+    """Returns softmax(Q Kᵀ / √H) V, computed block by block, and None for the weights.
 
-    `blocks` None: those measured to be fast (`choose_blocks`). ValueError: a bias, dropout or a
-    dense mask, which would take the memory that this saves.
+    blocks: the block size; None: that of `choose_blocks`. Biases, dense masks and dropout are not
+    supported, since each would need the memory that this kernel saves.
     """
-    for name, given in (("bias", bias), ("dropout", dropout)):
-        if given is not None:
-            raise ValueError(f"kernel blockwise: has no {name}; use kernel reference")
     mask = Mask() if mask is None else mask
-    if not isinstance(mask, Mask):
-        raise ValueError(
-            "kernel blockwise: has no dense masks; give a Mask or use kernel reference"
-        )
     plan = _plan(query, key, mask, blocks)
-    rows = _rows(plan, mask, key.shape[:2])
+    arrays = _mask_arrays(plan, mask, key.shape[:2])
     grouped = query.reshape(*key.shape[:2], plan.group, *query.shape[2:])
-    output: Array = _attend(grouped, key, value, rows, plan)
+    output: Array = _attend(grouped, key, value, arrays, plan)
     return output.reshape(query.shape), None
 
 
-def choose_blocks(heads: int, group: int, queries: int, keys: int, mask: Mask) -> Blocks:
-    """Blocks for so many heads of keys in the batch, each with a `group` of heads of queries.
+BLOCKWISE = KernelEntry("blockwise", blockwise, features=frozenset({"window", "unaligned_causal"}))
 
-    In a window that hides most keys, blocks of its size. Otherwise all at once while the scores fit
-    a CPU's last cache; beyond that, blocks whose scores fit the second one, of more than one head
-    so that cores share a product without cutting it small.
+
+def choose_blocks(heads: int, group: int, queries: int, keys: int, mask: Mask) -> Blocks:
+    """Returns the block size for `heads` key heads, each of which serves `group` query heads.
+
+    `heads` counts the heads of the whole batch. If a window hides most keys, blocks have the
+    window's size. Otherwise, a single block is used as long as its scores fit in a CPU's last-level
+    cache. For longer inputs, the scores of a block fit in the second-level cache, and a block has
+    several heads, so that cores share large products.
     """
     if mask.aligned and mask.window is not None:
-        near = min(queries, MOST, max(LEAST, mask.window // 2))
+        near = min(queries, MAX_BLOCK, max(MIN_WINDOW_BLOCK, mask.window // 2))
         span = _span(near, keys, mask.window, mask.causal)
         if 2 * span <= keys:
-            return _of_heads(heads, group, near, -(-span // -(-span // MOST)))
-    if heads * group * queries * keys <= ALL_AT_ONCE:
+            return _fit_heads(heads, group, near, -(-span // -(-span // MAX_BLOCK)))
+    if heads * group * queries * keys <= SINGLE_BLOCK_SCORES:
         return Blocks(heads, queries, keys)
-    return _of_heads(heads, group, min(queries, MOST), min(keys, MOST))
+    return _fit_heads(heads, group, min(queries, MAX_BLOCK), min(keys, MAX_BLOCK))
 
 
-def _of_heads(heads: int, group: int, queries: int, keys: int) -> Blocks:
-    return Blocks(min(heads, max(1, A_BLOCK // (group * queries * keys))), queries, keys)
+def _fit_heads(heads: int, group: int, queries: int, keys: int) -> Blocks:
+    """Returns a block size with as many heads as `BLOCK_SCORES` allows."""
+    return Blocks(min(heads, max(1, BLOCK_SCORES // (group * queries * keys))), queries, keys)
 
 
 def _span(queries: int, keys: int, window: int, causal: bool) -> int:
-    """How many keys so many queries in a row see in a window, at most."""
+    """Returns the maximum number of keys that a block of consecutive queries reaches."""
     return min(queries + window * (1 if causal else 2), keys)
 
 
 # Measured with 8 heads of 64 on two cores of an AMD EPYC.
-ALL_AT_ONCE = 2**22
-"""Scores up to which one block is all there is."""
-A_BLOCK = 2**20
-"""Scores in a block beyond that."""
-MOST = 512
-"""Queries in a block, and keys."""
-LEAST = 64
-"""Queries in a small window: below, the steps of the loop cost more than they save."""
+SINGLE_BLOCK_SCORES = 2**22
+"""Maximum number of scores for which a single block is used."""
+BLOCK_SCORES = 2**20
+"""Maximum number of scores in a block if there are several."""
+MAX_BLOCK = 512
+"""Maximum number of queries, and of keys, in a block."""
+MIN_WINDOW_BLOCK = 64
+"""Minimum number of queries in a block with a window; with fewer, the loop costs more than it
+saves."""
 
 
 class _Plan(NamedTuple):
-    """The sizes of a call, and which blocks of keys a block of queries can see."""
+    """Sizes of a call, and the blocks of keys that each block of queries reaches."""
 
-    group: int  # query heads for each head of keys
+    group: int  # query heads per key head
     queries: int
     keys: int
     size: Blocks
@@ -110,13 +111,14 @@ class _Plan(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Blocks of queries and of keys."""
+        """Numbers of query blocks and of key blocks."""
         return -(-self.queries // self.size.queries), -(-self.keys // self.size.keys)
 
     def reach(self, block: Any) -> tuple[Any, Any]:
-        """The first key that some query of `block` sees, and how many blocks of keys from there on.
+        """Returns the first key that a block of queries reaches, and the number of key blocks.
 
-        In a window every block of queries has as many, so that the loop's length is known.
+        With a window, this number is the same for every block of queries, so that the loop has a
+        static length.
         """
         first, blocks = block * self.size.queries, self.counts[1]
         if self.aligned and self.window is not None:
@@ -128,8 +130,8 @@ class _Plan(NamedTuple):
         return 0, blocks
 
 
-class _Row(NamedTuple):
-    """What the mask of a head follows from, [B G T] and [B G S] in whole blocks."""
+class _MaskArrays(NamedTuple):
+    """Arrays of a `Mask` per head, [B G T] and [B G S], padded to whole blocks."""
 
     query_segments: Array | None
     query_positions: Array
@@ -139,65 +141,63 @@ class _Row(NamedTuple):
 
 def _plan(query: Array, key: Array, mask: Mask, blocks: Blocks | None) -> _Plan:
     batch, heads, queries, _ = query.shape
-    _, shared, keys, _ = key.shape
-    size = blocks or choose_blocks(batch * shared, heads // shared, queries, keys, mask)
-    least = map(min, size, (batch * shared, queries, keys))
-    rule = (mask.causal, mask.window, mask.aligned)
-    return _Plan(heads // shared, queries, keys, Blocks(*least), *rule)
+    _, kv_heads, keys, _ = key.shape
+    size = blocks or choose_blocks(batch * kv_heads, heads // kv_heads, queries, keys, mask)
+    size = Blocks(*map(min, size, (batch * kv_heads, queries, keys)))
+    return _Plan(heads // kv_heads, queries, keys, size, mask.causal, mask.window, mask.aligned)
 
 
-def _filled(x: Array, size: int, axis: int) -> Array:
-    """`x` with zeros after its end along `axis`, to a multiple of `size`."""
-    short = -x.shape[axis] % size
-    return jnp.pad(x, [(0, short if a == axis else 0) for a in range(x.ndim)]) if short else x
+def _pad(x: Array, multiple: int, axis: int) -> Array:
+    """Returns `x` with zeros appended along `axis`, up to a multiple of `multiple`."""
+    missing = -x.shape[axis] % multiple
+    widths = [(0, missing if a == axis else 0) for a in range(x.ndim)]
+    return jnp.pad(x, widths) if missing else x
 
 
-def _rows(plan: _Plan, mask: Mask, heads: tuple[int, ...]) -> _Row:
-    """The mask's arrays for each head of each row of the batch."""
+def _mask_arrays(plan: _Plan, mask: Mask, heads: tuple[int, ...]) -> _MaskArrays:
+    def padded(array: Array, multiple: int) -> Array:
+        return _pad(jnp.broadcast_to(array[:, None], (*heads, array.shape[1])), multiple, 2)
 
-    def filled(array: Array, size: int) -> Array:
-        return _filled(jnp.broadcast_to(array[:, None], (*heads, array.shape[1])), size, 2)
-
-    own, columns = mask.positions(plan.queries, plan.keys)
-    queries, keys = mask.query_segments, mask.key_segments
-    if keys is None and plan.keys % plan.size.keys:  # what fills up the last block is hidden
-        keys = jnp.ones((1, plan.keys), jnp.int32)
-    return _Row(
-        None if queries is None else filled(queries, plan.size.queries),
-        filled(own, plan.size.queries),
-        None if keys is None else filled(keys, plan.size.keys),
-        filled(columns, plan.size.keys),
+    query_positions, key_positions = mask.positions(plan.queries, plan.keys)
+    query_segments, key_segments = mask.query_segments, mask.key_segments
+    if key_segments is None and plan.keys % plan.size.keys:  # hides the padding of the last block
+        key_segments = jnp.ones((1, plan.keys), jnp.int32)
+    return _MaskArrays(
+        None if query_segments is None else padded(query_segments, plan.size.queries),
+        padded(query_positions, plan.size.queries),
+        None if key_segments is None else padded(key_segments, plan.size.keys),
+        padded(key_positions, plan.size.keys),
     )
 
 
-def _sees_all(plan: _Plan, row: _Row) -> bool:
-    return row.key_segments is None and not plan.causal and plan.window is None
+def _is_unmasked(plan: _Plan, arrays: _MaskArrays) -> bool:
+    return arrays.key_segments is None and not plan.causal and plan.window is None
 
 
-def _scores(plan: _Plan, row: _Row, q_i: Array, k_j: Array, i: Any, start: Any) -> Array:
-    """Scores [c gq k] of the queries of block i and the keys from `start`, `NOTHING` if hidden."""
+def _scores(plan: _Plan, arrays: _MaskArrays, q_i: Array, k_j: Array, i: Any, start: Any) -> Array:
+    """Returns the scores [c gq k] of block i of queries and the block of keys at `start`."""
 
-    def cut(array: Array | None, start: Any, size: int) -> Any:
+    def block(array: Array | None, start: Any, size: int) -> Any:
         return None if array is None else _block(array, start, size, 1)
 
     _, queries, keys = plan.size
     scores = _product("cqh,ckh->cqk", q_i, k_j)
-    if _sees_all(plan, row):
+    if _is_unmasked(plan, arrays):
         return scores
-    rule = Mask(
-        cut(row.query_segments, i * queries, queries),
-        cut(row.query_positions, i * queries, queries),
-        cut(row.key_segments, start, keys),
-        cut(row.key_positions, start, keys),
+    mask = Mask(
+        block(arrays.query_segments, i * queries, queries),
+        block(arrays.query_positions, i * queries, queries),
+        block(arrays.key_segments, start, keys),
+        block(arrays.key_positions, start, keys),
         causal=plan.causal,
         window=plan.window,
     )
-    hidden = jnp.where(rule.dense(queries, keys)[:, 0], 0, NOTHING)
+    hidden = jnp.where(mask.dense(queries, keys)[:, 0], 0, HIDDEN_SCORE)
     return scores + (jnp.tile(hidden, (1, plan.group, 1)) if hidden.shape[1] > 1 else hidden)
 
 
 def _product(equation: str, a: Array, b: Array) -> Array:
-    """c: heads of keys; q: queries of a block, of each head of the group; k: keys. In float32."""
+    """Returns an einsum in float32, in which q stands for the queries of all heads of a group."""
     return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
 
 
@@ -205,111 +205,119 @@ def _block(x: Array, start: Any, size: int, axis: int) -> Array:
     return lax.dynamic_slice_in_dim(x, start, size, axis)
 
 
-def _queries(x: Array, i: Any, size: int) -> Array:
-    """Block i of queries [c g q ...] as [c gq ...]: one product for all heads that share keys."""
-    cut = _block(x, i * size, size, 2)
-    return cut.reshape(cut.shape[0], -1, *cut.shape[3:])
+def _block_of_queries(x: Array, i: Any, size: int) -> Array:
+    """Returns block i of [c g q ...] as [c gq ...]: one product for all heads that share keys."""
+    block = _block(x, i * size, size, 2)
+    return block.reshape(block.shape[0], -1, *block.shape[3:])
 
 
-def _over_heads(plan: _Plan, run: Callable[..., Any], *arrays: Any) -> Any:
-    """`run` on so many heads [c, ...] of each array [B, G, ...] as a block has, together or one
-    block after the other."""
-    batch, shared = arrays[-1].shape[:2]
-    count, size = batch * shared, plan.size.heads
+def _over_heads(plan: _Plan, function: Callable[..., Any], *arrays: Any) -> Any:
+    """Applies `function` to blocks of heads [c, ...] of the arrays [B, G, ...].
 
-    def cut(x: Array) -> Array:
-        return _filled(x.reshape(count, *x.shape[2:]), size, 0).reshape(-1, size, *x.shape[2:])
+    If one block holds all heads, there is no loop.
+    """
+    batch, kv_heads = arrays[-1].shape[:2]
+    count, size = batch * kv_heads, plan.size.heads
 
-    blocks = jax.tree.map(cut, arrays)
+    def split(x: Array) -> Array:
+        return _pad(x.reshape(count, *x.shape[2:]), size, 0).reshape(-1, size, *x.shape[2:])
+
+    blocks = jax.tree.map(split, arrays)
     if count <= size:
-        found = run(*jax.tree.map(lambda x: x[0], blocks))
+        result = function(*jax.tree.map(lambda x: x[0], blocks))
     else:
-        found = lax.map(lambda block: run(*block), blocks)
-        found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:count], found)
-    return jax.tree.map(lambda x: x.reshape(batch, shared, *x.shape[1:]), found)
+        result = lax.map(lambda block: function(*block), blocks)
+        result = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:count], result)
+    return jax.tree.map(lambda x: x.reshape(batch, kv_heads, *x.shape[1:]), result)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attend(query: Array, key: Array, value: Array, rows: _Row, plan: _Plan) -> Array:
-    return _forward(query, key, value, rows, plan)[0]
+def _attend(query: Array, key: Array, value: Array, arrays: _MaskArrays, plan: _Plan) -> Array:
+    return _forward(query, key, value, arrays, plan)[0]
 
 
 def _forward(
-    query: Array, key: Array, value: Array, rows: _Row, plan: _Plan
+    query: Array, key: Array, value: Array, arrays: _MaskArrays, plan: _Plan
 ) -> tuple[Array, tuple[Any, ...]]:
-    """The output [B G g T H], and what the backward pass needs: the inputs, it, and of each query
-    the largest score and the sum."""
+    """Returns the output [B G g T H] and the residuals of the backward pass.
+
+    The residuals are the inputs, the output, and the largest score and the softmax's denominator of
+    each query.
+    """
     size = plan.size
 
-    def heads(row: _Row, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
+    def heads(arrays: _MaskArrays, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
         def block_of_queries(i: Any) -> tuple[Array, Array, Array]:
-            q_i = _queries(q, i, size.queries)
+            q_i = _block_of_queries(q, i, size.queries)
             first, count = plan.reach(i)
 
-            def block_of_keys(j: Any, most: Array | None = None) -> tuple[Array, Array, Array]:
+            def block_of_keys(j: Any, maximum: Array | None = None) -> tuple[Array, Array, Array]:
                 start = first + j * size.keys
                 k_j, v_j = (_block(x, start, size.keys, 1) for x in (k, v))
-                scores = _scores(plan, row, q_i, k_j, i, start)
+                scores = _scores(plan, arrays, q_i, k_j, i, start)
                 highest = jnp.max(scores, axis=-1)
-                most = highest if most is None else jnp.maximum(most, highest)
-                weights = jnp.exp(scores - most[..., None])
+                maximum = highest if maximum is None else jnp.maximum(maximum, highest)
+                weights = jnp.exp(scores - maximum[..., None])
                 output = _product("cqk,ckh->cqh", weights.astype(v.dtype), v_j)
-                return output, most, jnp.sum(weights, axis=-1)
+                return output, maximum, jnp.sum(weights, axis=-1)
 
             def add(j: Any, carry: tuple) -> tuple:
-                output, most, total = carry
-                more, new, sums = block_of_keys(j, most)
-                shrink = jnp.exp(most - new)
-                return output * shrink[..., None] + more, new, total * shrink + sums
+                output, old_maximum, total = carry
+                more, maximum, sums = block_of_keys(j, old_maximum)
+                scale = jnp.exp(old_maximum - maximum)
+                return output * scale[..., None] + more, maximum, total * scale + sums
 
             if isinstance(count, int) and count == 1:
-                output, most, total = block_of_keys(0)
+                output, maximum, total = block_of_keys(0)
             else:
                 zeros = jnp.zeros(q_i.shape[:-1])
-                carry = jnp.zeros(q_i.shape), zeros + NOTHING, zeros
-                output, most, total = lax.fori_loop(0, count, add, carry)
-            if not _sees_all(plan, row):  # a query that sees no key gets 0
-                total = jnp.where(most > NOTHING / 2, total, jnp.inf)
-            return (output / total[..., None]).astype(q.dtype), most, total
+                carry = jnp.zeros(q_i.shape), zeros + HIDDEN_SCORE, zeros
+                output, maximum, total = lax.fori_loop(0, count, add, carry)
+            if not _is_unmasked(plan, arrays):  # the output of a query without keys is 0
+                total = jnp.where(maximum > HIDDEN_SCORE / 2, total, jnp.inf)
+            return (output / total[..., None]).astype(q.dtype), maximum, total
 
         return _over_queries(plan, block_of_queries)
 
-    scaled = _filled(query * query.shape[-1] ** -0.5, size.queries, 3)
-    of_keys = [_filled(x, size.keys, 2) for x in (key, value)]
-    found = _over_heads(plan, heads, rows, scaled, *of_keys)
-    output, most, total = (x[:, :, :, : plan.queries] for x in found)
-    return output, (query, key, value, rows, output, most, total)
+    scaled = _pad(query * query.shape[-1] ** -0.5, size.queries, 3)
+    keys_values = [_pad(x, size.keys, 2) for x in (key, value)]
+    result = _over_heads(plan, heads, arrays, scaled, *keys_values)
+    output, maximum, total = (x[:, :, :, : plan.queries] for x in result)
+    return output, (query, key, value, arrays, output, maximum, total)
 
 
-def _over_queries(plan: _Plan, run: Callable[[Any], Any]) -> Any:
-    """What `run` gives for each block of queries, [c g q ...], joined."""
+def _over_queries(plan: _Plan, function: Callable[[Any], Any]) -> Any:
+    """Applies `function` to the index of each block of queries and joins what it returns."""
     if plan.counts[0] == 1:
-        found = jax.tree.map(lambda x: x[None], run(0))
+        blocks = jax.tree.map(lambda x: x[None], function(0))
     else:
-        found = lax.map(run, jnp.arange(plan.counts[0]))
-    return jax.tree.map(partial(_joined, plan), found)
+        blocks = lax.map(function, jnp.arange(plan.counts[0]))
+    return jax.tree.map(partial(_join_queries, plan), blocks)
 
 
-def _joined(plan: _Plan, blocks: Array) -> Array:
-    """Blocks [i c gq ...] of queries as [c g T ...]."""
+def _join_queries(plan: _Plan, blocks: Array) -> Array:
+    """Returns blocks [i c gq ...] of queries as [c g T ...]."""
     x = blocks.reshape(*blocks.shape[:2], plan.group, plan.size.queries, *blocks.shape[3:])
     x = jnp.moveaxis(x, 0, 2)
     return x.reshape(*x.shape[:2], -1, *x.shape[4:])
 
 
-def _backward(plan: _Plan, kept: tuple, gradient: Array) -> tuple[Any, ...]:
-    """Gradients of query, key and value (Dao et al. 2022, algorithm 4), scores computed again."""
-    query, key, value, rows, output, most, total = kept
+def _backward(plan: _Plan, residuals: tuple, gradient: Array) -> tuple[Any, ...]:
+    """Returns the gradients of query, key and value (Dao et al. 2022, algorithm 4).
+
+    Recomputes the scores.
+    """
+    query, key, value, arrays, output, maximum, total = residuals
     size, scale = plan.size, query.shape[-1] ** -0.5
-    # Divided by the sum here, the weights need not be: exp(score - most) is the forward pass's.
+    # With the gradient divided by the sum, exp(score - maximum) takes the place of the weights.
     gradient = (gradient / total[..., None]).astype(gradient.dtype)
     inner = jnp.sum(gradient.astype(jnp.float32) * output.astype(jnp.float32), axis=-1)
 
     def heads(
-        row: _Row, q: Array, g: Array, m: Array, d: Array, k: Array, v: Array
+        arrays: _MaskArrays, q: Array, g: Array, m: Array, d: Array, k: Array, v: Array
     ) -> tuple[Array, Array, Array]:
         def block_of_queries(carry: tuple, i: Any) -> tuple[tuple, Array]:
-            q_i, g_i, m_i, d_i = (_queries(x, i, size.queries) for x in (q, g, m, d))
+            q_i, g_i, m_i, d_i = (_block_of_queries(x, i, size.queries) for x in (q, g, m, d))
             first, count = plan.reach(i)
 
             def add(j: Any, carry: tuple) -> tuple:
@@ -319,7 +327,7 @@ def _backward(plan: _Plan, kept: tuple, gradient: Array) -> tuple[Any, ...]:
 
             def block_of_keys(start: Any) -> tuple[Array, Array, Array]:
                 k_j, v_j = (_block(x, start, size.keys, 1) for x in (k, v))
-                weights = jnp.exp(_scores(plan, row, q_i, k_j, i, start) - m_i[..., None])
+                weights = jnp.exp(_scores(plan, arrays, q_i, k_j, i, start) - m_i[..., None])
                 d_weights = _product("cqh,ckh->cqk", g_i, v_j)
                 d_scores = (weights * (d_weights - d_i[..., None])).astype(q.dtype)
                 d_k = _product("cqk,cqh->ckh", d_scores, q_i)
@@ -327,30 +335,31 @@ def _backward(plan: _Plan, kept: tuple, gradient: Array) -> tuple[Any, ...]:
                 return _product("cqk,ckh->cqh", d_scores, k_j), d_k, d_v
 
             if plan.counts == (1, 1):
-                d_q, *of_keys = block_of_keys(0)
-                return tuple(of_keys), d_q
+                d_q, *d_keys_values = block_of_keys(0)
+                return tuple(d_keys_values), d_q
             zeros = jnp.zeros(q_i.shape, jnp.float32)
             d_q, d_k, d_v = lax.fori_loop(0, count, add, (zeros, *carry))
             return (d_k, d_v), d_q
 
         zeros = jnp.zeros(k.shape, jnp.float32)
         if plan.counts == (1, 1):
-            of_keys, d_q = block_of_queries((), 0)
-            return _joined(plan, d_q[None]), *of_keys
-        of_keys, d_q = lax.scan(block_of_queries, (zeros, zeros), jnp.arange(plan.counts[0]))
-        return _joined(plan, d_q), *of_keys
+            d_keys_values, d_q = block_of_queries((), 0)
+            return _join_queries(plan, d_q[None]), *d_keys_values
+        d_keys_values, d_q = lax.scan(block_of_queries, (zeros, zeros), jnp.arange(plan.counts[0]))
+        return _join_queries(plan, d_q), *d_keys_values
 
-    of_queries = [_filled(x, size.queries, 3) for x in (query * scale, gradient, most, inner)]
-    of_keys = [_filled(x, size.keys, 2) for x in (key, value)]
-    d_q, *found = _over_heads(plan, heads, rows, *of_queries, *of_keys)
+    queries = [_pad(x, size.queries, 3) for x in (query * scale, gradient, maximum, inner)]
+    keys_values = [_pad(x, size.keys, 2) for x in (key, value)]
+    d_q, *d_keys_values = _over_heads(plan, heads, arrays, *queries, *keys_values)
     d_q = (d_q[:, :, :, : plan.queries] * scale).astype(query.dtype)
-    d_k, d_v = (x[:, :, : plan.keys] for x in found)
+    d_k, d_v = (x[:, :, : plan.keys] for x in d_keys_values)
     return d_q, d_k.astype(key.dtype), d_v.astype(value.dtype), None
 
 
-def _add(total: Array, more: Array, start: Any) -> Array:
-    more += _block(total, start, more.shape[1], 1)
-    return lax.dynamic_update_slice_in_dim(total, more, start, 1)
+def _add(total: Array, block: Array, start: Any) -> Array:
+    """Returns `total` with `block` added to the keys from `start`."""
+    block += _block(total, start, block.shape[1], 1)
+    return lax.dynamic_update_slice_in_dim(total, block, start, 1)
 
 
 _attend.defvjp(_forward, _backward)

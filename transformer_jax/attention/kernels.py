@@ -1,109 +1,79 @@
-"""The one door to attention, `attend`, and the choice of the kernel behind it.
+"""Dispatches attention to a kernel (`attend`) and selects the kernel for `auto` (`choose`).
 
-Heads stand before length, [B, N, T, H]: on a CPU the products then run on contiguous matrices and
-are up to four times faster than with length before heads.
+Arrays have heads before length, [B, N, T, H]. On a CPU, products then run on contiguous matrices
+and are up to four times faster than with length before heads.
+
+To add a kernel: write a file with its function and `KernelEntry`, and list the entry in `KERNELS`.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from transformer_jax.attention import vendor
-from transformer_jax.attention.blockwise import blockwise
-from transformer_jax.attention.kinds import masked_softmax, weighted_sum
-from transformer_jax.attention.masks import Mask, dense_mask
-from transformer_jax.attention.scores import scaled_dot
+from transformer_jax.attention.blockwise import BLOCKWISE
+from transformer_jax.attention.dot_product import CUDNN, XLA, suits_cudnn
+from transformer_jax.attention.kernel_entry import FEATURES, KernelEntry
+from transformer_jax.attention.masks import AnyMask, Mask
+from transformer_jax.attention.pallas import PALLAS
+from transformer_jax.attention.reference import REFERENCE, Dropout
 from transformer_jax.config import did_you_mean
-from transformer_jax.types import Size
-
-Dropout = Callable[[Array], Array]
-"""Applied to the attention weights [B, N, T, S] in training."""
-
-AnyMask = Mask | Bool[Array, "#B #N #T S"] | None
+from transformer_jax.errors import UserError
+from transformer_jax.user_code import is_function_name, load_function
 
 Kernel = Callable[..., tuple[Array, Array | None]]
-"""(query, key, value, mask, *, bias, dropout) -> (output, weights or None where it has none)."""
+"""(query, key, value, mask, *, bias, dropout) -> (output, attention weights or None)."""
 
-
-def reference(
-    query: Float[Array, "B N T H"],
-    key: Float[Array, "B G S H"],
-    value: Float[Array, "B G S H"],
-    mask: AnyMask = None,
-    *,
-    bias: Float[Array, "#B #N #T S"] | None = None,
-    dropout: Dropout | None = None,
-) -> tuple[Float[Array, "B N T H"], Float[Array, "B N T S"]]:
-    """softmax(Q Kᵀ / √H + bias) V and the softmax, which is computed in float32 (section 3.2.1).
-
-    Has everything: weights, bias, dropout. A query that may see no key gets weights and output 0.
-    """
-    group = query.shape[1] // key.shape[1]
-    key, value = (jnp.repeat(x, group, axis=1) if group > 1 else x for x in (key, value))
-    scores = scaled_dot(query, key)
-    scores = scores if bias is None else scores + bias.astype(scores.dtype)
-    weights = masked_softmax(scores, dense_mask(mask, query.shape[2], key.shape[2]))
-    return weighted_sum(weights if dropout is None else dropout(weights), value), weights
-
-
-KERNELS: dict[str, Kernel] = {
-    "reference": reference,
-    "blockwise": blockwise,
-    "xla": vendor.xla,
-    "cudnn": vendor.cudnn,
-    "pallas": vendor.pallas,
+KERNELS: dict[str, KernelEntry] = {
+    entry.name: entry for entry in (REFERENCE, BLOCKWISE, XLA, CUDNN, PALLAS)
 }
 
 
-def find_kernel(name: str) -> Kernel:
-    """A kernel by its name, or a function of yours by MODULE:FUNCTION. ValueError: no such one."""
-    if ":" not in name:
-        if name not in KERNELS:
-            raise ValueError(f"kernel {name!r}: unknown{did_you_mean(name, ['auto', *KERNELS])}")
-        return KERNELS[name]
-    return load_function("kernel", name)
+def find_kernel(kernel: str | Kernel) -> KernelEntry:
+    """Returns the entry of a kernel: one of `KERNELS`, MODULE:FUNCTION, or a function.
+
+    A user's function is assumed to support every feature. UserError: the kernel is unknown.
+    """
+    if not isinstance(kernel, str):
+        name = getattr(kernel, "__qualname__", str(kernel))
+        return KernelEntry(name, kernel, features=frozenset(FEATURES))
+    if is_function_name(kernel):
+        return KernelEntry(kernel, load_function("kernel", kernel), features=frozenset(FEATURES))
+    if kernel not in KERNELS:
+        raise UserError(f"kernel {kernel!r}: unknown{did_you_mean(kernel, ['auto', *KERNELS])}")
+    return KERNELS[kernel]
 
 
-def check_kernel(name: str) -> None:
-    """ValueError: there is no kernel of this name, or it does not run here."""
-    if name != "auto":
-        vendor.require_platform(name)
-        find_kernel(name)
+def check_kernel(name: str, needs: Mapping[str, str], dtype: str) -> None:
+    """Checks that the kernel exists, runs on this platform and supports what a model needs.
+
+    needs: features of `FEATURES`, each with the setting that needs it, such as
+    "model.positions='alibi'". dtype: the type that the model computes in. UserError: a check fails.
+    """
+    if name == "auto":
+        return
+    entry = find_kernel(name)
+    for feature, setting in needs.items():
+        if feature not in entry.features:
+            *others, last = [k.name for k in KERNELS.values() if feature in k.features]
+            raise UserError(
+                f"execution.kernel={name!r}: must be {', '.join(['auto', *others])} or {last} "
+                f"with {setting}: this kernel does not support {FEATURES[feature]}"
+            )
+    _require_platform(entry)
+    if entry.dtypes and dtype not in entry.dtypes:
+        known = " or ".join(entry.dtypes)
+        raise UserError(
+            f"execution.kernel={name!r}: computes in {known}, not in model.dtype={dtype!r}; use xla"
+        )
 
 
-def load_function(what: str, name: str) -> Callable[..., Any]:
-    """The function MODULE:FUNCTION, which a user has named; ValueError: there is none."""
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise ValueError(f"{what} {name!r}: must be MODULE:FUNCTION")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever the user's module raises
-        raise ValueError(f"{what} {name!r}: cannot be imported: {error}") from error
-    if not callable(found):
-        raise ValueError(f"{what} {name!r}: is not a function")
-    return _guarded(what, name, found)
-
-
-def _guarded(what: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with a ValueError that names it for whatever it raises."""
-
-    @wraps(function)
-    def call(*arguments: Any, **options: Any) -> Any:
-        try:
-            return function(*arguments, **options)
-        except Exception as error:
-            first = next(iter(str(error).splitlines()), "")
-            raise ValueError(f"{what} {name!r}: {type(error).__name__}: {first}") from error
-
-    return call
+def has_weights(kernel: str | Kernel) -> bool:
+    """Returns whether the kernel computes attention weights; `auto` does not promise them."""
+    return kernel != "auto" and "weights" in find_kernel(kernel).features
 
 
 def attend(
@@ -116,25 +86,68 @@ def attend(
     kernel: str | Kernel = "auto",
     dropout: Dropout | None = None,
 ) -> tuple[Float[Array, "B N T H"], Array | None]:
-    """Each query's mean of the values, weighted by how its query matches their keys.
+    """Returns softmax(Q Kᵀ / √H + bias) V and, if the kernel has them, the attention weights.
 
-    Each of the G heads of keys and values serves N / G heads of queries; `bias` is finite. Returns
-    the output and the weights [B, N, T, S] before dropout, which only the kernel "reference" has.
-    ValueError: shapes that do not match, an unknown kernel, or one asked for what it cannot do.
+    Each of the G heads of keys and values serves N / G query heads. `bias` must be finite. The
+    output has the query's type. The weights [B, N, T, S] are those before dropout; None: the kernel
+    does not compute them. UserError: the shapes do not match, or the kernel is unknown or does not
+    support the arguments.
     """
     ranks = query.ndim == key.ndim == 4
     if not ranks or key.shape != value.shape or query.shape[::3] != key.shape[::3]:
-        raise ValueError(
+        raise UserError(
             f"query {query.shape}, key {key.shape}, value {value.shape}: must be [B, N, T, H], "
             "[B, G, S, H] and [B, G, S, H]"
         )
-    heads, shared = query.shape[1], key.shape[1]
-    if heads % shared:
-        raise ValueError(f"{heads} query heads: must be a multiple of the {shared} key heads")
+    heads, kv_heads = query.shape[1], key.shape[1]
+    if heads % kv_heads:
+        raise UserError(f"{heads} query heads: must be a multiple of the {kv_heads} key heads")
     if kernel == "auto":
-        kernel = choose(query.shape, key.shape, mask, bias is not None, dropout is not None)
-    run = find_kernel(kernel) if isinstance(kernel, str) else kernel
-    match run(query, key, value, mask, bias=bias, dropout=dropout):
+        kernel = choose(query, key, mask, bias=bias is not None, dropout=dropout is not None)
+    entry = find_kernel(kernel)
+    needs = _needs(mask, bias=bias is not None, dropout=dropout is not None)
+    _require(entry, needs, query.dtype.name)
+    options = {"bias": bias, "dropout": dropout}
+    options = {name: value for name, value in options.items() if name in entry.features}
+    key, value = key.astype(query.dtype), value.astype(query.dtype)
+    result = entry.function(query, key, value, mask, **options)
+    output, weights = _checked(entry.name, result, query, key)
+    return output.astype(query.dtype), weights
+
+
+def _needs(mask: AnyMask, *, bias: bool, dropout: bool) -> frozenset[str]:
+    """Returns the features that a call needs."""
+    rule = mask if isinstance(mask, Mask) else Mask()
+    needs = {
+        "bias": bias,
+        "dropout": dropout,
+        "window": rule.window is not None,
+        "unaligned_causal": rule.causal and not rule.aligned,
+        "dense_mask": not isinstance(mask, Mask | None),
+    }
+    return frozenset(name for name, needed in needs.items() if needed)
+
+
+def _require(entry: KernelEntry, needs: frozenset[str], dtype: str) -> None:
+    for feature, phrase in FEATURES.items():
+        if feature in needs - entry.features:
+            raise UserError(f"kernel {entry.name}: does not support {phrase}; use kernel reference")
+    _require_platform(entry)
+    if entry.dtypes and dtype not in entry.dtypes:
+        known = " or ".join(entry.dtypes)
+        raise UserError(f"kernel {entry.name}: computes in {known}, not {dtype}; use xla")
+
+
+def _require_platform(entry: KernelEntry) -> None:
+    platform = jax.default_backend()
+    if entry.platforms and platform not in entry.platforms:
+        known = " or ".join(entry.platforms)
+        raise UserError(f"kernel {entry.name}: runs on {known}, not on {platform}; use xla")
+
+
+def _checked(name: str, result: Any, query: Array, key: Array) -> tuple[Array, Array | None]:
+    """Returns a kernel's result. UserError: it is not an output with attention weights or None."""
+    match result:
         case (jax.Array() as output, (jax.Array() | None) as weights) if (
             output.shape == query.shape
             and (weights is None or weights.shape == (*query.shape[:3], key.shape[2]))
@@ -148,34 +161,58 @@ def attend(
             found = f"an array of {other.shape}"
         case other:
             found = type(other).__name__
-    name = kernel if isinstance(kernel, str) else getattr(kernel, "__qualname__", kernel)
-    raise ValueError(
+    raise UserError(
         f"kernel {name!r}: must return (JAX array of {query.shape}, weights or None), not {found}"
     )
 
 
 def choose(
-    query: tuple[Size, ...],
-    key: tuple[Size, ...],
+    query: jax.Array | jax.ShapeDtypeStruct,
+    key: jax.Array | jax.ShapeDtypeStruct,
     mask: AnyMask = None,
+    *,
     bias: bool = False,
     dropout: bool = False,
 ) -> str:
-    """The fastest kernel for these shapes on this platform, of those that have what is asked."""
-    queries, keys = query[2], key[2]
-    if dropout or not isinstance(queries, int) or not isinstance(keys, int):
-        return "reference"
-    if jax.default_backend() != "cpu":
-        return "xla"
-    if bias or not isinstance(mask, Mask | None):  # which blockwise has not
-        return "reference"
-    crossing = UNMASKED_CROSSING if mask is None else CROSSING
-    return "blockwise" if queries * keys >= crossing else "reference"
+    """Returns the name of the kernel that `auto` selects.
+
+    On a CPU, the choice between `reference` and `blockwise` follows measurements. On other
+    platforms nothing has been measured: it is `cudnn` if cuDNN supports this attention and its
+    gradient, unless there is a bias, which cuDNN would add in half precision; otherwise it is
+    `xla`. It is `reference` if that kernel lacks a feature that the call needs, such as dropout, or
+    if a length is symbolic.
+    """
+    if isinstance(query.shape[2], int) and isinstance(key.shape[2], int):
+        needs = _needs(mask, bias=bias, dropout=dropout)
+        for name in _preferred(query, key, mask, bias):
+            if needs <= KERNELS[name].features:
+                return name
+    return "reference"
 
 
-CROSSING = 128 * 128
-"""Queries times keys from which `blockwise` is faster on a CPU, forward and with the backward pass:
-measured with 4 and 8 heads, batches of 1 to 64 and each mask, on two cores of an AMD EPYC."""
-UNMASKED_CROSSING = 64 * 64
-"""The same without a mask, where it is faster forward and, at batch 8, a fifth slower with the
-backward pass: what has no mask is seldom trained."""
+def _preferred(
+    query: jax.Array | jax.ShapeDtypeStruct,
+    key: jax.Array | jax.ShapeDtypeStruct,
+    mask: AnyMask,
+    bias: bool,
+) -> Iterator[str]:
+    """Yields the kernels to prefer over `reference` on this platform, the fastest first."""
+    platform = jax.default_backend()
+    if platform == "cpu":
+        crossover = CPU_CROSSOVER_UNMASKED if mask is None else CPU_CROSSOVER
+        if query.shape[2] * key.shape[2] >= crossover:
+            yield "blockwise"
+        return
+    if platform == "gpu" and not bias and suits_cudnn(query, key, mask):
+        yield "cudnn"
+    yield "xla"
+
+
+CPU_CROSSOVER = 128 * 128
+"""Number of queries times keys from which `blockwise` is faster than `reference` on a CPU, with and
+without the backward pass. Measured by `transformer-jax bench attention` with 4 and 8 heads, batches
+of 1 to 64 and each mask, on two cores of an AMD EPYC."""
+CPU_CROSSOVER_UNMASKED = 64 * 64
+"""The same for calls without a mask. From here on, the forward pass is faster. With the backward
+pass, `blockwise` is a fifth slower at batch 8, which matters little, since training nearly always
+has a mask."""

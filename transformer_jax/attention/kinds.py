@@ -1,7 +1,8 @@
-"""The kinds of attention as pure functions: query, keys, values and a mask to context and weights.
+"""Kinds of attention as pure functions of query, keys, values and mask.
 
-Shapes may have any leading axes, the same for all arrays. `mask` is True where a query may see a
-key; None: everywhere. A query that sees no key gets weights and context 0.
+Each returns the context and the weights. Arrays may have any leading axes, which must be the same
+for all. `mask` is True where a query may attend to a key; None: everywhere. A query that may attend
+to no key has weights and context 0.
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from transformer_jax.attention.masks import Mask
 from transformer_jax.attention.scores import dot, scaled_dot
+from transformer_jax.errors import UserError
 from transformer_jax.types import Key
 
 Score = Callable[[Array, Array], Array]
-"""(query [..., T, H], keys [..., S, H]) -> scores [..., T, S]; see scores.py."""
+"""A function (query [..., T, H], keys [..., S, H]) -> scores [..., T, S] as in scores.py."""
 
 ContextAndWeights = tuple[Float[Array, "*B T H"], Float[Array, "*B T S"]]
-"""What attention gives: each query's sum of the values, and the weights of that sum."""
+"""Each query's weighted sum of the values, and the attention weights."""
 
 
 def masked_softmax(
     scores: Float[Array, "*B T S"], mask: Bool[Array, "..."] | None
 ) -> Float[Array, "*B T S"]:
-    """exp(score) over its sum, in float32, over the keys that are seen; 0 where there are none."""
+    """Returns the softmax in float32 over the unmasked keys; 0 for queries without any."""
     scores = scores.astype(jnp.float32)
     if mask is None:
         return jax.nn.softmax(scores)
@@ -36,7 +39,7 @@ def masked_softmax(
 def weighted_sum(
     weights: Float[Array, "*B T S"], values: Float[Array, "*B S H"]
 ) -> Float[Array, "*B T H"]:
-    """Σₛ weightsₛ · valuesₛ, in the type of the values."""
+    """Returns Σₛ weightsₛ · valuesₛ in the type of the values."""
     return jnp.einsum("...ts,...sh->...th", weights.astype(values.dtype), values)
 
 
@@ -48,9 +51,10 @@ def soft_attention(
     *,
     score: Score = scaled_dot,
 ) -> ContextAndWeights:
-    """Every value counts: softmax(score(q, k)) (Bahdanau et al. 2015; Vaswani et al. 2017, eq. 1).
+    """Returns soft attention: weights softmax(score(q, k)) over all keys.
 
-    Global attention in the words of Luong et al. 2015, section 3.1.
+    (Bahdanau et al. 2015; Vaswani et al. 2017, eq. 1; "global attention" in Luong et al. 2015,
+    section 3.1)
     """
     weights = masked_softmax(score(query, keys), mask)
     return weighted_sum(weights, values), weights
@@ -59,7 +63,7 @@ def soft_attention(
 def plain_self_attention(
     x: Float[Array, "*B S H"], mask: Bool[Array, "..."] | None = None
 ) -> ContextAndWeights:
-    """softmax(x·x) x: each vector's mean of those like it, with nothing to learn."""
+    """Returns softmax(x·x) x: the mean of similar vectors, without parameters."""
     return soft_attention(x, x, x, mask, score=dot)
 
 
@@ -72,10 +76,10 @@ def hard_attention(
     score: Score = scaled_dot,
     key: Key | None = None,
 ) -> ContextAndWeights:
-    """One value is picked: sampled from the soft weights with `key`, the likeliest without.
+    """Returns hard attention: one value, sampled with the soft weights as probabilities.
 
-    The weights are 1 there and 0 elsewhere; no gradient passes the choice. (Xu et al. 2015,
-    section 4.1)
+    Without `key` it is the most likely value. The weights are one-hot, and no gradient passes
+    through the choice. (Xu et al. 2015, section 4.1)
     """
     weights = one_hot_choice(masked_softmax(score(query, keys), mask), key)
     return weighted_sum(weights, values), weights
@@ -91,13 +95,13 @@ def gumbel_attention(
     key: Key | None = None,
     temperature: float = 1.0,
 ) -> ContextAndWeights:
-    """Hard attention whose gradient is that of the softmax at `temperature` with Gumbel noise.
+    """Returns hard attention with the gradient of a softmax with Gumbel noise at `temperature`.
 
-    Straight-through: a biased estimate, but of little variance. (Jang et al. 2017, section 2.2)
-    ValueError: a temperature that is not above 0.
+    This straight-through estimator is biased and has a low variance. (Jang et al. 2017, section
+    2.2) UserError: `temperature` is not above 0.
     """
-    if isinstance(temperature, int | float) and temperature <= 0:  # it may be traced
-        raise ValueError(f"temperature={temperature}: must be above 0")
+    if isinstance(temperature, int | float) and temperature <= 0:  # a traced one is not checked
+        raise UserError(f"temperature={temperature}: must be above 0")
     logits = masked_softmax(score(query, keys), mask)
     soft = jnp.log(jnp.maximum(logits, jnp.finfo(jnp.float32).tiny))
     if key is not None:
@@ -109,14 +113,17 @@ def gumbel_attention(
 
 
 def one_hot_choice(weights: Float[Array, "*B T S"], key: Key | None) -> Float[Array, "*B T S"]:
-    """1 at the key that is picked: with probability `weights`, or without `key` the largest."""
-    chances = jax.lax.stop_gradient(weights)
+    """Returns one-hot weights: a key sampled with probability `weights`; the largest without `key`.
+
+    They are 0 for a query whose weights are all 0.
+    """
+    probabilities = jax.lax.stop_gradient(weights)
     if key is None:
-        index = jnp.argmax(chances, axis=-1)
+        index = jnp.argmax(probabilities, axis=-1)
     else:
-        index = jax.random.categorical(key, jnp.log(chances))
-    some = jnp.any(chances > 0, axis=-1, keepdims=True)
-    return jnp.where(some, jax.nn.one_hot(index, weights.shape[-1], dtype=jnp.float32), 0)
+        index = jax.random.categorical(key, jnp.log(probabilities))
+    has_keys = jnp.any(probabilities > 0, axis=-1, keepdims=True)
+    return jnp.where(has_keys, jax.nn.one_hot(index, weights.shape[-1], dtype=jnp.float32), 0)
 
 
 def local_m_attention(
@@ -128,13 +135,12 @@ def local_m_attention(
     window: int,
     score: Score = scaled_dot,
 ) -> ContextAndWeights:
-    """Soft attention in a window [t - D, t + D] around the query's own position t, D = `window`.
+    """Returns soft attention in [t - D, t + D] around the query's position t, with D = `window`.
 
-    Luong et al. 2015, section 3.2, "monotonic alignment"; in self-attention, a sliding window.
-    ValueError: D below 1.
+    This is the "monotonic alignment" of Luong et al. 2015, section 3.2, and in self-attention a
+    sliding window. UserError: D is below 1.
     """
-    distance = jnp.arange(keys.shape[-2])[None] - jnp.arange(query.shape[-2])[:, None]
-    near = jnp.abs(distance) <= _at_least_one(window)
+    near = Mask(window=_at_least_one(window)).dense(query.shape[-2], keys.shape[-2])[0, 0]
     return soft_attention(query, keys, values, near if mask is None else mask & near, score=score)
 
 
@@ -149,38 +155,39 @@ def local_p_attention(
     key_positions: Array | None = None,
     score: Score = scaled_dot,
 ) -> ContextAndWeights:
-    """Soft attention in a window [p - D, p + D] around a predicted position p = `centre`.
+    """Returns soft attention in [p - D, p + D] around a predicted position p = `centre`.
 
-    The weights are multiplied by exp(-(s - p)² / 2σ²) with σ = D / 2 after the softmax, and not
+    After the softmax the weights are multiplied by exp(-(s - p)² / 2σ²) with σ = D / 2 and not
     normalised again. (Luong et al. 2015, section 3.2, eq. 10; for p see `predicted_centre`)
-    ValueError: D below 1.
+    UserError: D is below 1.
     """
     positions = jnp.arange(keys.shape[-2]) if key_positions is None else key_positions
     positions = jnp.expand_dims(positions, range(centre.ndim + 1 - positions.ndim))
     distance = positions.astype(centre.dtype) - centre[..., None]
     near = jnp.abs(distance) <= _at_least_one(window)
-    seen = near if mask is None else near & jnp.broadcast_to(mask, near.shape)
-    weights = masked_softmax(score(query, keys), seen)
+    visible = near if mask is None else near & jnp.broadcast_to(mask, near.shape)
+    weights = masked_softmax(score(query, keys), visible)
     weights = weights * jnp.exp(-2 * jnp.square(distance / window))
     return weighted_sum(weights, values), weights
 
 
 def _at_least_one(window: int) -> int:
     if window < 1:
-        raise ValueError(f"window={window}: must be at least 1")
+        raise UserError(f"window={window}: must be at least 1")
     return window
 
 
 def predicted_centre(
     query: Float[Array, "*B T H"],
-    lengths: Float[Array, "..."],  # [*B, T], or what broadcasts to it
+    lengths: Float[Array, "..."],  # broadcasts to [*B, T]
     w: Float[Array, "*N H H"],
     v: Float[Array, "*N H"],
 ) -> Float[Array, "*B T"]:
-    """p = S · sigmoid(v·tanh(W q)), S being the sentence's `lengths` (Luong et al. 2015, eq. 9)."""
+    """Returns p = S · sigmoid(v·tanh(W q)) in a sentence of length S (Luong et al. 2015, eq. 9)."""
+    # In float32: bfloat16 has too few bits for a position in a long sentence.
     hidden = jnp.tanh(query @ w)
-    where = jnp.einsum("...th,...h->...t", hidden, v, preferred_element_type=jnp.float32)
-    return lengths * jax.nn.sigmoid(where)
+    logits = jnp.einsum("...th,...h->...t", hidden, v, preferred_element_type=jnp.float32)
+    return lengths * jax.nn.sigmoid(logits)
 
 
 def latent_attention(
@@ -192,13 +199,13 @@ def latent_attention(
     active: Float[Array, "*B S S"],
     score: Score = scaled_dot,
 ) -> ContextAndWeights:
-    """The weights of a second attention, averaged by those of a first.
+    """Returns attention in two stages: the rows of `active`, averaged with latent weights.
 
-    The first, latent, weights say which tokens are telling (a "to", a "when"): l = softmax(score).
-    Given that token i is, row i of `active` says which ones to look at, and the weights are
-    w = l · active. (Chen et al. 2016, section 3)
+    The latent weights l = softmax(score) find indicative tokens, such as "to" or "when". Row i of
+    `active` says which tokens matter if token i is indicative, and the weights are w = l · active.
+    (Chen et al. 2016, section 3)
 
-    `mask` is for the latent weights: if rows of `active` have weight on hidden keys, so has w.
+    `mask` applies to the latent weights only: if `active` has weight on masked keys, so has w.
     """
     weights = masked_softmax(score(query, keys), mask) @ active
     return weighted_sum(weights, values), weights

@@ -1,10 +1,11 @@
-"""The kinds of attention that a model's config can name, with the parameters that each learns."""
+"""Implements the kinds of attention that a model's config can name, with their parameters."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -14,228 +15,306 @@ from jaxtyping import Array, Bool, Float
 from transformer_jax.attention import kinds, scores
 from transformer_jax.attention.gathered import local_p_gathered
 from transformer_jax.attention.masks import Mask, dense_mask
+from transformer_jax.attention.reinforce import reinforce, reinforce_to_go
+from transformer_jax.attention.scores import SCORES, Prepared, ScoreEntry
 from transformer_jax.config import AttentionConfig, did_you_mean
-from transformer_jax.types import Key, Size
+from transformer_jax.errors import UserError
+from transformer_jax.types import AuxiliaryLoss, Key, Size
 
 
-def _outside_a_layer(name: str, *_: Any) -> Any:
-    raise ValueError(f"parameter {name!r}: there are parameters only in a layer of a model")
+def _no_parameters(name: str, *_: Any) -> Any:
+    raise UserError(f"parameter {name!r}: only a layer of a model has parameters")
 
 
-class Given(NamedTuple):
-    """What a kind of attention has to work with."""
+class AttentionInputs(NamedTuple):
+    """Inputs of a kind of attention."""
 
     query: Float[Array, "B N T H"]
-    key: Float[Array, "B G S H"]  # of G heads, which may be fewer
+    key: Float[Array, "B G S H"]  # G may be smaller than N
     value: Float[Array, "B G S H"]
     mask: Mask
-    bias: Float[Array, "#B N #T S"] | None  # added to the scores
+    bias: Float[Array, "#B #N #T S"] | None  # added to the scores
     config: AttentionConfig
     max_length: int
-    random: Key | None  # of choices in training; None: evaluation
+    rng: Key | None  # for sampled choices in training; None: evaluation
     attend: Callable[..., tuple[Array, Array | None]]  # the layer's kernel, bias and dropout
-    weights: bool  # whether they are wanted, whatever they cost
-    param: Callable[..., Any] = _outside_a_layer  # (name, initializer, shape): a parameter
+    needs_weights: bool  # whether to return attention weights, even if that is slower
+    last_layer: bool  # whether this is the last layer of its stack
+    param: Callable[..., Any] = _no_parameters  # (name, initializer, shape): a parameter
 
-    def heads(self, x: Float[Array, "B G S H"]) -> Float[Array, "B N S H"]:
-        """Keys or values, once for each of the query's heads."""
+    def repeat_heads(self, x: Float[Array, "B G S H"]) -> Float[Array, "B N S H"]:
+        """Returns keys or values repeated to the number of query heads."""
         return jnp.repeat(x, self.query.shape[1] // x.shape[1], axis=1)
 
-    def dense(self) -> Bool[Array, "#B 1 #T S"] | None:
-        """The mask as booleans."""
+    def dense_mask(self) -> Bool[Array, "#B 1 #T S"] | None:
+        """Returns the mask as booleans."""
         return dense_mask(self.mask, self.query.shape[2], self.key.shape[2])
 
     def matrix(self, name: str, *shape: int) -> Array:
-        """A parameter for each head, [N, H, ...] (without `shape`: [N, H, H])."""
+        """Returns a learned matrix for each head, [N, H, *shape]; without `shape` [N, H, H]."""
         _, heads, _, width = self.query.shape
         init = nn.initializers.lecun_normal(in_axis=-2, out_axis=-1, batch_axis=0)
         return self.param(name, init, (heads, width, *(shape or (width,))))
 
     def vector(self, name: str) -> Array:
-        """A parameter for each head, [N, H]."""
+        """Returns a learned vector for each head, [N, H]."""
         _, heads, _, width = self.query.shape
         return self.param(name, nn.initializers.normal(width**-0.5), (heads, width))
 
+    @property
+    def score_entry(self) -> ScoreEntry:
+        """The config's score function."""
+        return SCORES[self.config.score]
+
     def score(self, query: Array, keys: Array) -> Float[Array, "B N T S"]:
-        """The scores that the config asks for, and the bias."""
-        query, keys, score = self.comparable(query, keys)
-        found = score(query, keys)
-        return found if self.bias is None else found + self.bias
+        """Returns the scores of the config's score function, plus the bias."""
+        prepared = self.prepare(query, keys)
+        return prepared.compare(prepared.query, prepared.keys)
 
-    def comparable(self, query: Array, keys: Array) -> tuple[Array, Array, Partial]:
-        """Each query and each key, ready to be compared, and the score that then compares them.
+    def prepare(self, query: Array, keys: Array) -> Prepared:
+        """Returns queries and keys with the score's parameters applied, and their comparison.
 
-        So that what is learned is applied to each once, however many it is compared with.
+        Parameters are applied once per query and once per key, not once per pair. The comparison
+        adds the bias.
         """
-        name = self.config.score
-        if name == "additive":
-            w, u, v = self.matrix("w"), self.matrix("u"), self.vector("v")
-            return query @ w, keys @ u, Partial(scores.added, v=v)
-        if name == "location":
-            _, positions = self.mask.positions(query.shape[2], keys.shape[2])
-            by_position = self.matrix("positions", self.max_length).swapaxes(1, 2)
-            places = jnp.moveaxis(jnp.take(by_position, positions, axis=1), 1, 0)
-            return query, jnp.broadcast_to(places, keys.shape), Partial(scores.dot)
-        return self.scaled_query(), keys, Partial(scores.scaled_dot)
+        entry = self.score_entry
+        params = {name: self._score_parameter(name, of) for name, of in entry.params.items()}
+        _, positions = self.mask.positions(query.shape[2], keys.shape[2])
+        prepared = entry.prepare(query, keys, positions, **params)
+        if self.bias is None:
+            return prepared
+        return prepared._replace(compare=Partial(_biased, prepared.compare, self.bias))
 
-    def scaled_query(self) -> Float[Array, "B N T H"]:
-        """The query whose scaled dot product with a key is the score that the config asks for."""
-        name, root = self.config.score, self.query.shape[-1] ** 0.5
-        if name == "general":
-            return (self.query @ self.matrix("w").astype(self.query.dtype)) * root
-        return self.query * root if name == "dot" else self.query
+    def _score_parameter(self, name: str, dimensions: str) -> Array:
+        if dimensions == "H":
+            return self.vector(name)
+        return self.matrix(name, *([self.max_length] if dimensions == "H P" else []))
 
 
-class Choices(NamedTuple):
-    """What the loss must know of sampled choices to train them (`loss.reinforce`).
-
-    Both in nats, and weighted as the config says.
-    """
-
-    log_probability: Float[Array, "B T"]
-    entropy: Float[Array, "B T"]
+def _biased(compare: Partial, bias: Array, query: Array, keys: Array) -> Array:
+    return compare(query, keys) + bias
 
 
-class Attended(NamedTuple):
-    """What a kind of attention gives back."""
+class AttentionOutput(NamedTuple):
+    """Output of a kind of attention."""
 
     context: Float[Array, "B N T H"]
     weights: Float[Array, "B N T S"] | None
-    choices: Choices | None = None
+    losses: Mapping[str, AuxiliaryLoss] = {}  # by name; added to the training loss
+    metrics: Mapping[str, Float[Array, "B T"]] = {}  # by name, one per query; means are reported
 
 
-LayerKind = Callable[[Given], Attended]
+KindFunction = Callable[[AttentionInputs], AttentionOutput]
 
 
-def soft(given: Given) -> Attended:
-    """`kinds.soft_attention`, by the layer's kernel where the score is a product."""
-    if given.config.score in ("additive", "location"):
-        keys, values = given.heads(given.key), given.heads(given.value)
-        found = kinds.soft_attention(given.query, keys, values, given.dense(), score=given.score)
-        return Attended(*found)
-    return Attended(*given.attend(given.scaled_query(), given.key, given.value, given.mask))
+@dataclass(frozen=True)
+class Kind:
+    """A kind of attention: its function and what it supports."""
+
+    compute: KindFunction
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    """Roles that the kind cannot have, each with the reason. A role is a field of `ModelConfig`, or
+    "label_attention": a classifier's `cross_attention`."""
+    window: Literal["required", "optional", "none"] = "none"
+    """Whether the config's `window`, the half-width D, applies to it."""
+    score: bool = True
+    """Whether its score function can be chosen."""
+    one_layer: bool = False
+    """Whether only one layer of a stack may be of this kind."""
+    packing: bool = True
+    """Whether it supports rows of several sentences."""
+    dropout: bool = True
+    """Whether it supports dropout of attention weights."""
+    projections: bool = True
+    """Whether queries, keys and values are learned projections; otherwise they are the inputs."""
+    kernel_features: frozenset[str] = frozenset()
+    """Features that it needs of the kernel, besides what the model's settings need."""
 
 
-def local_m(given: Given) -> Attended:
-    """`kinds.local_m_attention`."""
-    return soft(given._replace(mask=given.mask.windowed(given.config.window or 0)))
+_WHOLE_SENTENCE = "its active weights need a whole sentence, as in cross_attention"
+_SELF_HARD = "it can only be trained in one layer of cross_attention"
 
 
-def local_p(given: Given) -> Attended:
-    """`kinds.local_p_attention` around the position that each head predicts."""
-    queries, keys = given.query.shape[2], given.key.shape[2]
-    first, length = given.mask.sentences(queries, keys)
-    w, v = given.matrix("centre_w"), given.vector("centre_v")
+def soft(inputs: AttentionInputs) -> AttentionOutput:
+    """Computes `kinds.soft_attention`, with the layer's kernel if the score is a dot product."""
+    if inputs.score_entry.product:
+        query, *_ = inputs.prepare(inputs.query, inputs.key)
+        return AttentionOutput(*inputs.attend(query, inputs.key, inputs.value, inputs.mask))
+    keys, values = inputs.repeat_heads(inputs.key), inputs.repeat_heads(inputs.value)
+    mask, score = inputs.dense_mask(), inputs.score
+    return AttentionOutput(*kinds.soft_attention(inputs.query, keys, values, mask, score=score))
+
+
+def plain(inputs: AttentionInputs) -> AttentionOutput:
+    """Computes `kinds.plain_self_attention`: soft attention by dot products."""
+    return soft(inputs._replace(config=replace(inputs.config, score="dot")))
+
+
+def local_m(inputs: AttentionInputs) -> AttentionOutput:
+    """Computes `kinds.local_m_attention`: soft attention under a windowed mask."""
+    return soft(inputs._replace(mask=inputs.mask.windowed(inputs.config.window or 0)))
+
+
+def local_p(inputs: AttentionInputs) -> AttentionOutput:
+    """Computes `kinds.local_p_attention` around the position that each head predicts."""
+    queries, keys = inputs.query.shape[2], inputs.key.shape[2]
+    first, length = inputs.mask.sentences(queries, keys)
+    w, v = inputs.matrix("centre_w"), inputs.vector("centre_v")
     lengths = length[:, None].astype(jnp.float32)
-    centre = kinds.predicted_centre(given.query, lengths, w, v)
-    window, values = given.config.window or 0, given.heads(given.value)
-    query, key = given.query, given.heads(given.key)
-    if _gathers(given, keys, window):
-        query, key, score = given.comparable(query, key)
+    centre = kinds.predicted_centre(inputs.query, lengths, w, v)
+    window, values = inputs.config.window or 0, inputs.repeat_heads(inputs.value)
+    query, key = inputs.query, inputs.repeat_heads(inputs.key)
+    if _gathers(inputs, keys, window):
+        query, key, score = inputs.prepare(query, key)
         near = {"centre": centre, "window": window, "score": score}
-        return Attended(local_p_gathered(query, key, values, first, length, **near), None)
-    _, positions = given.mask.positions(queries, keys)
+        return AttentionOutput(local_p_gathered(query, key, values, first, length, **near), None)
+    _, positions = inputs.mask.positions(queries, keys)
     found = kinds.local_p_attention(
         query,
         key,
         values,
-        given.dense(),
+        inputs.dense_mask(),
         centre=centre,
         window=window,
         key_positions=positions[:, None, None],
-        score=given.score,
+        score=inputs.score,
     )
-    return Attended(*found)
+    return AttentionOutput(*found)
 
 
-def _gathers(given: Given, keys: Size, window: int) -> bool:
-    """Whether gathering each query's window takes less time than scoring all keys."""
-    plain = not given.weights and given.bias is None and not given.mask.causal
-    return plain and isinstance(keys, int) and max(GATHERED, RATIO * (2 * window + 1)) <= keys
+def _gathers(inputs: AttentionInputs, keys: Size, window: int) -> bool:
+    """Returns whether gathering each query's window is possible and faster than all scores."""
+    possible = not inputs.needs_weights and inputs.bias is None and not inputs.mask.causal
+    least = max(LEAST_GATHERED_KEYS, LEAST_WINDOWS * (2 * window + 1))
+    return possible and isinstance(keys, int) and least <= keys
 
 
-GATHERED, RATIO = 512, 32
-"""The keys from which windows are gathered, and the keys for each one of a window: measured with 8
-heads of 64, windows of 8 to 64 and batches of 1 and 8 on two cores of an AMD EPYC. From there on
-it takes 0.3 to 0.9 of the time of scoring all keys; with 16 of them 0.6 to 1.4, with 8 to 2."""
+LEAST_GATHERED_KEYS, LEAST_WINDOWS = 512, 32
+"""Windows are gathered if there are at least 512 keys and at least 32 windows of keys.
+
+Measured with 8 heads of 64, windows of 8 to 64 and batches of 1 and 8 on two cores of an AMD EPYC:
+gathering then takes 0.3 to 0.9 of the time of scoring all keys; with 16 windows 0.6 to 1.4, with 8
+up to 2."""
 
 
-def hard(given: Given) -> Attended:
-    """`kinds.hard_attention`, with what REINFORCE needs to train it."""
-    weights = kinds.masked_softmax(given.score(given.query, given.heads(given.key)), given.dense())
-    choice = kinds.one_hot_choice(weights, given.random)
-    context = kinds.weighted_sum(choice, given.heads(given.value))
+def hard(inputs: AttentionInputs) -> AttentionOutput:
+    """Computes `kinds.hard_attention` and, in training, the auxiliary loss by which it learns."""
+    query, keys, score = inputs.prepare(inputs.query, inputs.repeat_heads(inputs.key))
+    values, mask = inputs.repeat_heads(inputs.value), inputs.dense_mask()
+    context, choice = kinds.hard_attention(query, keys, values, mask, score=score, key=inputs.rng)
+    if inputs.rng is None:
+        return AttentionOutput(context, choice)
+    weights = kinds.masked_softmax(score(query, keys), mask)
     log = jnp.log(jnp.maximum(weights, jnp.finfo(jnp.float32).tiny))
     chosen, entropy = jnp.sum(choice * log, axis=(1, 3)), -jnp.sum(weights * log, axis=(1, 3))
-    choices = Choices(given.config.reward * chosen, given.config.entropy * entropy)
-    return Attended(context, choice, None if given.random is None else choices)
+    config, surrogate = inputs.config, reinforce if inputs.last_layer else reinforce_to_go
+    loss = Partial(surrogate, config.reward * chosen, config.entropy * entropy)
+    return AttentionOutput(context, choice, {"reinforce": loss})
 
 
-def gumbel(given: Given) -> Attended:
-    """`kinds.gumbel_attention`."""
+def gumbel(inputs: AttentionInputs) -> AttentionOutput:
+    """Computes `kinds.gumbel_attention`."""
     found = kinds.gumbel_attention(
-        given.query,
-        given.heads(given.key),
-        given.heads(given.value),
-        given.dense(),
-        score=given.score,
-        key=given.random,
+        inputs.query,
+        inputs.repeat_heads(inputs.key),
+        inputs.repeat_heads(inputs.value),
+        inputs.dense_mask(),
+        score=inputs.score,
+        key=inputs.rng,
     )
-    return Attended(*found)
+    return AttentionOutput(*found)
 
 
-def latent(given: Given) -> Attended:
-    """`kinds.latent_attention`, whose active weights are softmax(Vᵀk) of each head: given that a
-    token is telling, a distribution over positions (Chen et al. 2016, section 3)."""
-    keys = given.heads(given.key)
+def latent(inputs: AttentionInputs) -> AttentionOutput:
+    """Computes `kinds.latent_attention` with the active weights softmax(Vᵀk) of each head.
+
+    Row i of the active weights is a distribution over positions, which applies if token i is
+    indicative (Chen et al. 2016, section 3).
+    """
+    keys = inputs.repeat_heads(inputs.key)
     length = keys.shape[2]
-    same = given.mask.among_keys().dense(length, length)
-    _, positions = given.mask.positions(length, length)
-    v = given.matrix("active", given.max_length)
-    active = kinds.masked_softmax(scores.location(keys, positions[:, None], v), same)
+    same_sentence = inputs.mask.among_keys().dense(length, length)
+    _, positions = inputs.mask.positions(length, length)
+    v = inputs.matrix("active", inputs.max_length)
+    active = kinds.masked_softmax(scores.location(keys, positions[:, None], v), same_sentence)
     found = kinds.latent_attention(
-        given.query,
+        inputs.query,
         keys,
-        given.heads(given.value),
-        given.dense(),
+        inputs.repeat_heads(inputs.value),
+        inputs.dense_mask(),
         active=active,
-        score=given.score,
+        score=inputs.score,
     )
-    return Attended(*found)
+    return AttentionOutput(*found)
 
 
-_KINDS: dict[str, LayerKind] = {
-    "soft": soft,
-    "local-m": local_m,
-    "local-p": local_p,
-    "hard": hard,
-    "gumbel": gumbel,
-    "latent": latent,
-    "plain": soft,
+KINDS: dict[str, Kind] = {
+    "soft": Kind(soft),
+    "local-m": Kind(
+        local_m,
+        {"label_attention": "labels have no position in the sentence"},
+        window="required",
+        kernel_features=frozenset({"window"}),
+    ),
+    "local-p": Kind(
+        local_p,
+        {"decoder_attention": "a sentence's length is unknown while it is decoded"},
+        window="required",
+        dropout=False,
+    ),
+    "hard": Kind(
+        hard,
+        {"encoder_attention": _SELF_HARD, "decoder_attention": _SELF_HARD},
+        one_layer=True,
+        packing=False,
+        dropout=False,
+    ),
+    "gumbel": Kind(gumbel, dropout=False),
+    "latent": Kind(
+        latent,
+        {"encoder_attention": _WHOLE_SENTENCE, "decoder_attention": _WHOLE_SENTENCE},
+        dropout=False,
+    ),
+    "plain": Kind(
+        plain,
+        {
+            "cross_attention": "it has no queries of its own",
+            "label_attention": "it has no queries of its own",
+        },
+        score=False,
+        projections=False,
+    ),
 }
+"""The kinds of attention by label."""
 
 
-def register_kind(label: str, kind: LayerKind) -> None:
-    """Makes a kind of your own known by `label`. ValueError: there is another one of that label."""
-    if inspect.unwrap(_KINDS.setdefault(label, kind)) is not inspect.unwrap(kind):
-        raise ValueError(f"kind {label!r}: is already the label of another kind of attention")
+def register_kind(label: str, kind: KindFunction | Kind) -> None:
+    """Registers a kind of your own under `label`: its function, or a `Kind` with what it supports.
+
+    Of a function alone every choice of the config is allowed. UserError: another kind has the
+    label.
+    """
+    kind = kind if isinstance(kind, Kind) else Kind(kind, window="optional")
+    known = KINDS.setdefault(label, kind)
+    if inspect.unwrap(known.compute) is not inspect.unwrap(kind.compute):
+        raise UserError(f"kind {label!r}: is already the label of another kind of attention")
 
 
-def find_kind(place: str, label: str) -> LayerKind:
-    """The kind of that label; ValueError, naming the config's field `place`, if there is none."""
-    if label not in _KINDS:
-        raise ValueError(
-            f"model.{place}.kind={label!r}: unknown{did_you_mean(label, _KINDS)}; a kind of your "
+def find_kind(role: str, label: str) -> Kind:
+    """Returns the kind of that label. UserError: it is unknown; the message names `role`."""
+    if label not in KINDS:
+        raise UserError(
+            f"model.{role}.kind={label!r}: unknown{did_you_mean(label, KINDS)}; a kind of your "
             f"own is named with --kind {label}=MODULE:FUNCTION"
         )
-    return _KINDS[label]
+    return KINDS[label]
 
 
-class Weighing(nn.Module):
-    """The parameters of one layer's kind of attention, and the kind."""
+class KindParameters(nn.Module):
+    """Holds the parameters of one layer's kind of attention, and calls the kind with them."""
 
-    kind: LayerKind
+    compute: KindFunction
 
     @nn.compact
-    def __call__(self, given: Given) -> Any:
-        return self.kind(given._replace(param=self.param))
+    def __call__(self, inputs: AttentionInputs) -> Any:
+        return self.compute(inputs._replace(param=self.param))

@@ -1,6 +1,6 @@
-"""Masks say which keys a query may see: as a rule, which kernels apply block by block, or dense.
+"""Attention masks: rules that kernels apply per block (`Mask`), and dense masks.
 
-A dense mask is True where a query may see a key, and broadcasts to [B, N, T, S].
+A dense mask is True where a query may attend to a key, and broadcasts to [B, N, T, S].
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from transformer_jax.errors import UserError
+from transformer_jax.special_ids import PAD
 from transformer_jax.types import HostOrDeviceArray, Size
 
 
@@ -22,12 +24,14 @@ from transformer_jax.types import HostOrDeviceArray, Size
 )
 @dataclass(frozen=True)
 class Mask:
-    """A query sees the keys of its segment, not after it if `causal`, not further than `window`.
+    """A rule by which each query attends to the keys of its own segment.
 
-    Segments number the sentences of a row from 1, and 0 is padding, which no query sees; None: all
-    are of one sentence. Positions count from 0 in each sentence; None: along the row. `aligned`:
-    equal positions of a sentence stand at equal indices of queries and keys, so that a kernel can
-    skip what `causal` and `window` hide without looking at it. ValueError: a window below 0.
+    `causal` hides the keys after the query, and `window` those that are further away than it.
+    Segments number the sentences of a row from 1; 0 is padding, to which no query attends; None:
+    each row is one sentence. Positions count from 0 in each sentence; None: they are the indices.
+    `aligned` says that equal positions of a sentence have equal indices among queries and keys, so
+    that a kernel can skip the blocks that `causal` and `window` hide. UserError: `window` is below
+    0.
     """
 
     query_segments: HostOrDeviceArray | None = None  # [B or 1, T] int32
@@ -40,37 +44,37 @@ class Mask:
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 0:
-            raise ValueError(f"window={self.window}: must be at least 0")
+            raise UserError(f"window={self.window}: must be at least 0")
 
     def windowed(self, window: int) -> Mask:
-        """The same, and no further than `window` positions from the query."""
+        """Returns this mask with another window."""
         return replace(self, window=window)
 
     def among_keys(self) -> Mask:
-        """Which keys the keys would see as queries: those of their segment."""
+        """Returns the mask under which keys attend to each other within their segment."""
         return Mask(key_segments=self.key_segments, query_segments=self.key_segments)
 
     def positions(self, queries: Size, keys: Size) -> tuple[Int[Array, "#B T"], Int[Array, "#B S"]]:
-        """The positions of so many queries and keys."""
-        row, column = self.query_positions, self.key_positions
-        row = jnp.arange(queries)[None] if row is None else row
-        return row, jnp.arange(keys)[None] if column is None else column
+        """Returns the positions of `queries` queries and `keys` keys."""
+        of_queries, of_keys = self.query_positions, self.key_positions
+        of_queries = jnp.arange(queries)[None] if of_queries is None else of_queries
+        return of_queries, jnp.arange(keys)[None] if of_keys is None else of_keys
 
     def dense(self, queries: Size, keys: Size) -> Bool[Array, "#B 1 #T S"]:
-        """The mask of so many queries and keys as booleans."""
-        row, column = self.positions(queries, keys)
-        ahead = column[:, None, :] - row[:, :, None]
-        seen = self._same_segment(jnp.ones((1, 1, keys), bool))
+        """Returns the mask as booleans, for `queries` queries and `keys` keys."""
+        query_positions, key_positions = self.positions(queries, keys)
+        offset = key_positions[:, None, :] - query_positions[:, :, None]
+        visible = self._same_segment(keys)
         if self.causal:
-            seen &= ahead <= 0
+            visible &= offset <= 0
         if self.window is not None:
-            seen &= jnp.abs(ahead) <= self.window
-        return seen[:, None]
+            visible &= jnp.abs(offset) <= self.window
+        return visible[:, None]
 
     def sentences(self, queries: Size, keys: Size) -> tuple[Int[Array, "#B T"], Int[Array, "#B T"]]:
-        """The index at which the sentence begins that each query looks at, and its length.
+        """Returns the index of the first key of each query's sentence, and the sentence's length.
 
-        The sentences of a row stand one after the other, in the order of their segments.
+        Assumes that the sentences of a row stand in the order of their segments.
         """
         if self.key_segments is None:
             return jnp.zeros((1, queries), jnp.int32), jnp.full((1, queries), keys, jnp.int32)
@@ -79,30 +83,36 @@ class Mask:
             length = jnp.broadcast_to(length, (length.shape[0], queries))
             return jnp.zeros_like(length), length
         rows = jnp.broadcast_shapes(self.key_segments.shape[:1], self.query_segments.shape[:1])
-        last = jnp.iinfo(jnp.int32).max
-        row = jnp.where(self.key_segments > 0, self.key_segments, last)
-        row, segment = (jnp.broadcast_to(x, rows + x.shape[1:]) for x in (row, self.query_segments))
+        padding_last = jnp.iinfo(jnp.int32).max
+        segments = jnp.where(self.key_segments > 0, self.key_segments, padding_last)
+        segments, wanted = (
+            jnp.broadcast_to(x, rows + x.shape[1:]) for x in (segments, self.query_segments)
+        )
         first, end = (
-            jax.vmap(partial(jnp.searchsorted, side=side))(row, segment)
+            jax.vmap(partial(jnp.searchsorted, side=side))(segments, wanted)
             for side in ("left", "right")
         )
         return first, end - first
 
-    def _same_segment(self, seen: Bool[Array, "1 #T S"]) -> Bool[Array, "#B #T S"]:
-        if self.key_segments is not None:
-            seen = seen & (self.key_segments > 0)[:, None, :]
-            if self.query_segments is not None:
-                seen &= self.query_segments[:, :, None] == self.key_segments[:, None, :]
-        return seen
+    def _same_segment(self, keys: Size) -> Bool[Array, "#B #T S"]:
+        """Returns True for keys of the query's segment that are not padding."""
+        if self.key_segments is None:
+            return jnp.ones((1, 1, keys), bool)
+        visible = jnp.asarray(self.key_segments > 0)[:, None, :]
+        if self.query_segments is None:
+            return visible
+        return visible & (self.query_segments[:, :, None] == self.key_segments[:, None, :])
+
+
+AnyMask = Mask | Bool[Array, "#B #N #T S"] | None
+"""A rule, a dense mask, or None: every query attends to every key."""
 
 
 def padding_mask(ids: Int[Array, "B S"]) -> Mask:
-    """Keys that are not padding (id 0)."""
-    return Mask(key_segments=(ids != 0).astype(jnp.int32))
+    """Returns the mask that hides padding among the keys."""
+    return Mask(key_segments=(ids != PAD).astype(jnp.int32))
 
 
-def dense_mask(
-    mask: Mask | Bool[Array, "#B #N #T S"] | None, queries: Size, keys: Size
-) -> Bool[Array, "#B #N #T S"] | None:
-    """Any mask as booleans; None: every key is seen."""
+def dense_mask(mask: AnyMask, queries: Size, keys: Size) -> Bool[Array, "#B #N #T S"] | None:
+    """Returns any mask as booleans, or None where every query attends to every key."""
     return mask.dense(queries, keys) if isinstance(mask, Mask) else mask

@@ -1,4 +1,4 @@
-"""Multi-head attention (section 3.2.2) and the cache that decoding keeps of its keys and values."""
+"""Multi-head attention (section 3.2.2), and the cache of keys and values for decoding."""
 
 from __future__ import annotations
 
@@ -10,25 +10,34 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.attention.kernels import Kernel, attend
-from transformer_jax.attention.layer_kinds import Attended, Given, Weighing, find_kind
+from transformer_jax.attention.kernels import Kernel, attend, has_weights
+from transformer_jax.attention.layer_kinds import (
+    AttentionInputs,
+    AttentionOutput,
+    KindParameters,
+    find_kind,
+)
 from transformer_jax.attention.masks import Mask
 from transformer_jax.attention.positions import rotate
 from transformer_jax.config import AttentionConfig, ModelConfig
+from transformer_jax.dense import dense
 from transformer_jax.dropout import dropout
-from transformer_jax.types import Key
+from transformer_jax.errors import UserError
+from transformer_jax.types import Auxiliary, Constrain, Key, Size, unconstrained
 
 Positions = Int[Array, "#B T"]
+HEADS = ("batch", "heads", "length", None)
+"""Logical names of the dimensions of queries, keys and values."""
 
 
 class KVCache(NamedTuple):
-    """Keys and values of positions already seen."""
+    """Cached keys and values of the positions so far."""
 
-    key: Float[Array, "B G S H"]
-    value: Float[Array, "B G S H"]
+    key: Float[Array, "*B G S H"]
+    value: Float[Array, "*B G S H"]
 
-    def put(self, new: KVCache, index: Int[Array, ""]) -> KVCache:
-        """The cache with the `new` positions written from `index` on."""
+    def write(self, new: KVCache, index: Int[Array, ""]) -> KVCache:
+        """Returns the cache with `new` written to the positions from `index` on."""
         return KVCache(
             *(
                 jax.lax.dynamic_update_slice_in_dim(old, more.astype(old.dtype), index, axis=2)
@@ -38,39 +47,47 @@ class KVCache(NamedTuple):
 
 
 class MultiHeadAttention(nn.Module):
-    """Projects to heads, attends in each, and projects their concatenation back.
+    """Projects to heads, attends in each of them, and projects their concatenation back.
 
-    `place` is the config's field that says which kind of attention it is, `layer` its number.
+    `role` is the config field that sets the kind of attention; `layer` is the index of the layer in
+    its stack.
     """
 
     config: ModelConfig
-    place: str
+    role: str
     layer: int = 0
     kernel: str | Kernel = "auto"
+    constrain: Constrain = unconstrained
 
     def setup(self) -> None:
         config = self.config
-        chosen: AttentionConfig = getattr(config, self.place)
+        chosen: AttentionConfig = getattr(config, self.role)
         self.attention = chosen.of_layer(self.layer)
-        self.weighing = Weighing(find_kind(self.place, self.attention.kind))
-        if self.attention.kind == "plain":
-            return
-        heads = (config.heads, config.head_size)
-        shared = (config.kv_heads or config.heads, config.head_size)
-        dense = {"use_bias": config.bias, "dtype": jnp.dtype(config.dtype)}
-        init = nn.initializers.xavier_uniform()
-        self.query = nn.DenseGeneral(heads, kernel_init=init, **dense)
-        self.key = nn.DenseGeneral(shared, kernel_init=init, **dense)
-        self.value = nn.DenseGeneral(shared, kernel_init=init, **dense)
-        self.out = nn.DenseGeneral(config.d_model, axis=(-2, -1), kernel_init=init, **dense)
+        self.kind = find_kind(self.role, self.attention.kind)
+        # Stored runs have this attribute's name in the paths of its parameters.
+        self.weighing = KindParameters(self.kind.compute)
+        if self.kind.projections:
+            shared = (config.kv_heads or config.heads, config.head_size)
+            self.query = dense(config, (config.heads, config.head_size))
+            self.key = dense(config, shared)
+            self.value = dense(config, shared)
+            self.out = dense(config, config.d_model, axis=(-2, -1))
+
+    def init_cache(self, rows: tuple[Size, ...], length: int) -> KVCache:
+        """Returns an empty cache of `length` positions, each array [*rows, G, length, H]."""
+        config = self.config
+        shared = config.kv_heads if self.kind.projections else None
+        shape = (*rows, shared or config.heads, length, config.head_size)
+        return KVCache(*[jnp.zeros(shape, jnp.dtype(config.dtype))] * 2)
 
     def project(self, x: Float[Array, "B S D"], positions: Positions | None = None) -> KVCache:
-        """Keys and values of `x`, each [B, G, S, H]; `positions`: of rotary self-attention."""
-        if self.attention.kind == "plain":
-            heads = self._split(x)
+        """Returns the keys and values of `x`, each [B, G, S, H]; `positions` rotate the keys."""
+        if not self.kind.projections:
+            heads = self._split_heads(x)
             return KVCache(heads, heads)
         key, value = self.key(x).swapaxes(1, 2), self.value(x).swapaxes(1, 2)
-        return KVCache(self._turn(key, positions), value)
+        key = self._rotated(key, positions)
+        return KVCache(self.constrain(key, HEADS), self.constrain(value, HEADS))
 
     def __call__(
         self,
@@ -79,47 +96,66 @@ class MultiHeadAttention(nn.Module):
         mask: Mask,
         key: Key | None = None,
         *,
-        bias: Float[Array, "#B N #T S"] | None = None,
+        bias: Float[Array, "#B #N #T S"] | None = None,
         positions: Positions | None = None,
-    ) -> tuple[Float[Array, "B T D"], Attended]:
-        """The attended [B, T, D], and what the kind of attention gave back.
+    ) -> tuple[Float[Array, "B T D"], Auxiliary]:
+        """Returns the output [B, T, D] and the auxiliary values of the kind of attention.
 
-        `key`: of dropout on the weights and of sampled choices; None: evaluation.
+        `key` is the rng of attention dropout and of sampled choices; None: evaluation.
         """
-        plain = self.attention.kind == "plain"
-        query = self._split(x) if plain else self._turn(self.query(x).swapaxes(1, 2), positions)
+        query = self._query(x, positions)
         rate = self.config.attention_dropout
         drop = None if key is None or rate == 0 else partial(dropout, rate=rate, key=key)
-        given = Given(
-            query=query * query.shape[-1] ** 0.5 if plain else query,
+        inputs = AttentionInputs(
+            query=query,
             key=memory.key,
             value=memory.value,
             mask=mask,
             bias=bias,
             config=self.attention,
             max_length=self.config.max_length,
-            random=None if key is None else jax.random.fold_in(key, 1),
+            rng=None if key is None else jax.random.fold_in(key, 1),
             attend=partial(attend, bias=bias, kernel=self.kernel, dropout=drop),
-            weights=self.kernel == "reference",
+            needs_weights=has_weights(self.kernel),
+            last_layer=self.layer == self.config.depth_of(self.role) - 1,
         )
-        attended: Attended = self.weighing(given)
-        context: Any = getattr(attended, "context", attended)
-        if not isinstance(attended, Attended) or context.shape != query.shape:
-            found = f"{type(attended).__name__} of {getattr(context, 'shape', 'no shape')}"
-            raise ValueError(
-                f"model.{self.place}.kind={self.attention.kind!r}: must return an Attended with a "
-                f"context of {query.shape}, not {found}"
-            )
-        joined = attended.context.swapaxes(1, 2)
-        return joined.reshape(x.shape) if plain else self.out(joined), attended
+        output = self._checked(self.weighing(inputs), query)
+        joined = self.constrain(output.context, HEADS).swapaxes(1, 2)
+        attended = self.out(joined) if self.kind.projections else joined.reshape(x.shape)
+        return attended, self._named(output)
 
-    def _turn(
+    def _query(self, x: Float[Array, "B T D"], positions: Positions | None) -> Array:
+        if not self.kind.projections:
+            return self._split_heads(x)
+        query = self._rotated(self.query(x).swapaxes(1, 2), positions)
+        return self.constrain(query, HEADS)
+
+    def _checked(self, output: Any, query: Array) -> AttentionOutput:
+        """Returns `output`. UserError: a user's kind has returned something else."""
+        context = getattr(output, "context", output)
+        if not isinstance(output, AttentionOutput) or context.shape != query.shape:
+            found = f"{type(output).__name__} of {getattr(context, 'shape', 'no shape')}"
+            raise UserError(
+                f"model.{self.role}.kind={self.attention.kind!r}: must return an AttentionOutput "
+                f"with a context of {query.shape}, not {found}"
+            )
+        return output
+
+    def _named(self, output: AttentionOutput) -> Auxiliary:
+        """Returns the kind's auxiliary values under the name of this sub-layer."""
+        name = self.name or self.role
+        weights = {} if output.weights is None else {name: output.weights}
+        losses = {f"{name}/{key}": loss for key, loss in output.losses.items()}
+        metrics = {f"{name}/{key}": metric for key, metric in output.metrics.items()}
+        return Auxiliary(losses, metrics, weights)
+
+    def _rotated(
         self, x: Float[Array, "B N T H"], positions: Positions | None
     ) -> Float[Array, "B N T H"]:
         if positions is None or self.config.positions != "rotary":
             return x
         return rotate(x, positions)
 
-    def _split(self, x: Float[Array, "B T D"]) -> Float[Array, "B N T H"]:
+    def _split_heads(self, x: Float[Array, "B T D"]) -> Float[Array, "B N T H"]:
         heads = (self.config.heads, self.config.head_size)
         return x.reshape(*x.shape[:2], *heads).swapaxes(1, 2)

@@ -1,4 +1,4 @@
-"""Positions inside self-attention: rotary queries and keys, and biases on the scores."""
+"""Positions in self-attention: rotary queries and keys, and biases added to the scores."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from jaxtyping import Array, Float, Int
 
 
 def rotate(x: Float[Array, "B N T H"], positions: Int[Array, "#B T"]) -> Float[Array, "B N T H"]:
-    """Turns each pair of columns (2i, 2i+1) by the angle position · 10000^(-2i/H).
+    """Rotates each pair of columns (2i, 2i+1) by the angle position · 10000^(-2i/H).
 
-    The product of a query and a key then depends on the distance of their positions only.
-    (Su et al. 2021, RoFormer, section 3.2.2)
+    The product of a query and a key then depends on their positions only through the distance
+    between them. (Su et al. 2021, RoFormer, section 3.2.2)
     """
     rate = 10000.0 ** -(np.arange(0, x.shape[-1], 2) / x.shape[-1])
-    places = positions[:, None, :, None].astype(jnp.float32)
-    angle = places * jnp.asarray(rate, jnp.float32)[None, None, None, :]
+    position = positions[:, None, :, None].astype(jnp.float32)
+    angle = position * jnp.asarray(rate, jnp.float32)[None, None, None, :]
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     even, odd = x[..., 0::2].astype(jnp.float32), x[..., 1::2].astype(jnp.float32)
-    turned = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
-    return turned.reshape(x.shape).astype(x.dtype)
+    rotated = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
+    return rotated.reshape(x.shape).astype(x.dtype)
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
-    """The slope of each head: 2^(-8/heads), its square, its cube and so on.
+    """Returns the slope of each head: 2^(-8/heads), its square, its cube and so on.
 
-    For a number of heads that is no power of 2, those of the next lower power, then every second
-    one of the next higher. (Press et al. 2022, section 3)
+    If the number of heads is no power of 2, the slopes are those of the next lower power of 2,
+    followed by every second slope of the next higher one. (Press et al. 2022, section 3)
     """
     lower = 2 ** math.floor(math.log2(heads))
     first = 2.0 ** (-8 / lower * np.arange(1, lower + 1))
-    more = 2.0 ** (-4 / lower * np.arange(1, 2 * lower + 1, 2))
-    return np.concatenate([first, more])[:heads].astype(np.float32)
+    between = 2.0 ** (-4 / lower * np.arange(1, 2 * lower + 1, 2))
+    return np.concatenate([first, between])[:heads].astype(np.float32)
 
 
 def alibi(
     query_positions: Int[Array, "#B T"], key_positions: Int[Array, "#B S"], heads: int
 ) -> Float[Array, "#B N T S"]:
-    """-slope · |distance|, added to the scores: near keys weigh more (Press et al. 2022)."""
+    """Returns the bias -slope · |distance|, which favours near keys (Press et al. 2022)."""
     distance = jnp.abs(key_positions[:, None, :] - query_positions[:, :, None])
     slopes = jnp.asarray(alibi_slopes(heads))[None, :, None, None]
     return -slopes * distance[:, None].astype(jnp.float32)
@@ -49,10 +49,12 @@ def alibi(
 def relative_bucket(
     distance: Int[Array, "..."], *, both_sides: bool, buckets: int = 32, furthest: int = 128
 ) -> Int[Array, "..."]:
-    """The bucket of a key `distance` positions after the query: exact when near, then logarithmic.
+    """Returns the bucket of a key `distance` positions after the query.
 
-    `both_sides`: half of the buckets are for keys after the query; otherwise those count as
-    distance 0. From `furthest` on all share the last bucket. (Raffel et al. 2020, section 2.1)
+    Small distances have a bucket each; the width of further buckets grows logarithmically, and
+    distances of at least `furthest` share the last one. With `both_sides`, half of the buckets are
+    for keys after the query; without, such keys count as distance 0. (Raffel et al. 2020, section
+    2.1)
     """
     first = jnp.zeros_like(distance)
     if both_sides:
@@ -68,8 +70,10 @@ def relative_bucket(
 
 
 class RelativeBias(nn.Module):
-    """A learned bias on the scores for each head and bucket of distance, shared by all layers of a
-    stack (Raffel et al. 2020, section 2.1)."""
+    """A learned bias on the scores for each head and bucket of distances.
+
+    All layers of a stack share it. (Raffel et al. 2020, section 2.1)
+    """
 
     heads: int
     both_sides: bool

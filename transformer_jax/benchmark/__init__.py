@@ -1,1 +1,1 @@
-"""Measurements that write files under results/."""
+"""Benchmarks: time, memory and error of attention kernels; counted operations; result files."""

@@ -1,61 +1,70 @@
-"""Attention and its gradients by the formulas, in float64, with NumPy."""
+"""Attention and its gradients by the formulas, in float64 with NumPy: what is right."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 ROWS = 1024
-"""Queries at a time, so that long sentences need little memory."""
+"""Queries computed at a time, so that long sequences need little memory."""
+
+Queries = Float[np.ndarray, "group T H"]
+Keys = Float[np.ndarray, "S H"]
 
 
 class Exact(NamedTuple):
-    """The output and the gradients of query, key and value of some heads of keys."""
+    """The output and the gradients of query, key and value for some heads of keys."""
 
-    heads: list[tuple[int, int]]  # row of the batch, head of keys
-    arrays: list[np.ndarray]  # four, each [len(heads), group or 1, length, H]
+    heads: list[tuple[int, int]]
+    """Row of the batch and head of keys."""
+    arrays: list[np.ndarray]
+    """Four arrays [len(heads), group or 1, length, H]."""
 
-    def error(self, found: list[Any]) -> float | None:
-        """The largest difference of `found` (the output alone, or all four), relative to the
-        largest element of each array. None: something in it is not finite."""
+    def error(self, results: Sequence[Any]) -> float | None:
+        """Returns the largest difference of `results`, the output alone or all four arrays.
+
+        It is relative to the largest element of each array. None: an element is not finite.
+        """
         worst = 0.0
-        for true, array in zip(self.arrays, found, strict=False):
-            host, group = _on_host(array), true.shape[1]
-            for (row, head), part in zip(self.heads, true, strict=True):
-                ours = host[row, head * group : (head + 1) * group].astype(np.float64)
-                if not np.isfinite(ours).all():
+        for true, array in zip(self.arrays, results, strict=False):
+            host, group = _in_float32(array), true.shape[1]
+            for (row, head), expected in zip(self.heads, true, strict=True):
+                found = host[row, head * group : (head + 1) * group].astype(np.float64)
+                if not np.isfinite(found).all():
                     return None
-                largest = np.max(np.abs(true)) or 1.0  # of one key, whose gradient is 0
-                worst = max(worst, float(np.max(np.abs(ours - part)) / largest))
+                largest = np.max(np.abs(true)) or 1.0  # 0: the query's gradient with a single key
+                worst = max(worst, float(np.max(np.abs(found - expected)) / largest))
         return worst
 
 
-def exact(arrays: list[jax.Array], *, causal: bool, heads: int | None = None) -> Exact:
-    """softmax(Q Kᵀ / √H) V and, for the output's gradient that is the last of `arrays`, those of
-    query, key and value. `heads`: of so many heads of keys, from both ends; None: of all.
+def exact(inputs: Sequence[Any], *, causal: bool, heads: int | None = None) -> Exact:
+    """Returns softmax(Q Kᵀ / √H) V and the gradients of query, key and value.
+
+    `inputs` are query, key, value and the output's gradient. `heads` limits the computation to
+    that many heads of keys, from both ends.
     """
-    batch, shared = arrays[1].shape[:2]
-    group = arrays[0].shape[1] // shared
-    chosen = [(row, head) for row in range(batch) for head in range(shared)]
+    batch, kv_heads = inputs[1].shape[:2]
+    group = inputs[0].shape[1] // kv_heads
+    chosen = [(row, head) for row in range(batch) for head in range(kv_heads)]
     if heads is not None and heads < len(chosen):
         chosen = chosen[: heads // 2] + chosen[-(heads - heads // 2) :]
-    host = [_on_host(array) for array in arrays]
-    found: list[list[np.ndarray]] = []
+    host = [_in_float32(array) for array in inputs]
+    results: list[list[np.ndarray]] = []
     for row, head in chosen:
         own = slice(head * group, (head + 1) * group)
         q, g = (x[row, own].astype(np.float64) for x in (host[0], host[3]))
         k, v = (x[row, head].astype(np.float64) for x in (host[1], host[2]))
-        found.append(_head(q, k, v, g, causal))
-    return Exact(chosen, [np.stack(x) for x in zip(*found, strict=True)])
+        results.append(_one_head(q, k, v, g, causal))
+    return Exact(chosen, [np.stack(x) for x in zip(*results, strict=True)])
 
 
-def _head(
-    query: np.ndarray, key: np.ndarray, value: np.ndarray, gradient: np.ndarray, causal: bool
+def _one_head(
+    query: Queries, key: Keys, value: Keys, gradient: Queries, causal: bool
 ) -> list[np.ndarray]:
-    """Of the queries [group, T, H] of one head of keys [S, H]."""
+    """Returns the output and the gradients of one head of keys and its group of queries."""
     scale = query.shape[-1] ** -0.5
     output, d_query = np.empty_like(query), np.empty_like(query)
     d_key, d_value = np.zeros_like(key), np.zeros_like(value)
@@ -65,8 +74,8 @@ def _head(
             q, g = query[member, rows], gradient[member, rows]
             scores = q @ key.T * scale
             if causal:
-                place = np.arange(start, start + len(q))
-                scores[place[:, None] < np.arange(len(key))] = -np.inf
+                positions = np.arange(start, start + len(q))
+                scores[positions[:, None] < np.arange(len(key))] = -np.inf
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             weights /= weights.sum(axis=1, keepdims=True)
             output[member, rows] = weights @ value
@@ -79,8 +88,6 @@ def _head(
     return [output, d_query, d_key[None], d_value[None]]
 
 
-def _on_host(array: Any) -> np.ndarray:
-    """A JAX array or a PyTorch tensor in float32."""
-    if isinstance(array, jax.Array):
-        return np.asarray(array.astype(jnp.float32))
-    return array.float().cpu().numpy()
+def _in_float32(array: Any) -> np.ndarray:
+    """Returns an array of NumPy or JAX as NumPy's in float32."""
+    return np.asarray(array.astype(np.float32))

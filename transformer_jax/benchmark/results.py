@@ -1,4 +1,4 @@
-"""Result files: JSON with one header that says how, where and from what they were made."""
+"""Writes and reads result files: JSON with a header that says how, where and with what code."""
 
 from __future__ import annotations
 
@@ -6,36 +6,42 @@ import datetime
 import json
 import os
 import platform
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
-from transformer_jax import run
+from transformer_jax.files import write_whole
+from transformer_jax.runs import run
 
 FOLDER = Path("results")
 
 HEADER = ("command", "commit", "dirty", "machine", "versions", "date")
-"""The keys every result file begins with."""
+"""The keys that every result file begins with."""
 
 
 def write(name: str, command: str, values: dict[str, Any], folder: Path = FOLDER) -> Path:
-    """Writes results/NAME.json: the header, then `values`. `command` derives the file again."""
+    """Writes results/NAME.json, the header before `values`, and returns its path.
+
+    `command` is the one that makes the file again.
+    """
     header = dict(
-        zip(HEADER, (command, *_state(), machine(), run.versions(), _today()), strict=True)
+        zip(HEADER, (command, *_code_version(), machine(), run.versions(), _today()), strict=True)
     )
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(header | values, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    with write_whole(path) as file:
+        file.write(json.dumps(header | values, indent=1, ensure_ascii=False) + "\n")
     return path
 
 
 def read(name: str) -> dict[str, Any]:
-    """The contents of results/NAME.json."""
+    """Returns the contents of results/NAME.json."""
     return json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
 
 
 def machine() -> dict[str, Any]:
-    """What a measurement ran on."""
+    """Returns the machine that a measurement runs on."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -47,8 +53,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _state() -> tuple[str, bool]:
-    """The commit, and whether files that git knows have changed since."""
+def _code_version() -> tuple[str, bool]:
+    """Returns the commit, and whether tracked files have changed since; "" outside a repository."""
     changed = _git(
         "status", "--porcelain", "--untracked-files=no", "--", ".", ":!results", ":!*.md"
     )
@@ -56,6 +62,8 @@ def _state() -> tuple[str, bool]:
 
 
 def _git(*arguments: str) -> str:
+    if shutil.which("git") is None:
+        return ""
     return subprocess.run(["git", *arguments], capture_output=True, text=True).stdout.strip()
 
 

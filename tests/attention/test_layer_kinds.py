@@ -1,0 +1,582 @@
+"""Every kind of attention in the model: what it sees, decoding by steps, packing, refusals."""
+
+import re
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from common import (
+    LENGTHS,
+    VOCABULARY,
+    assert_gradients_close,
+    assert_packed_is_unpacked,
+    assert_steps_are_teacher_forcing,
+    build,
+    flat,
+    forward,
+    gradient,
+    make_batch,
+    shift_right,
+    tiny,
+)
+from jax.tree_util import Partial
+
+from tools import documents
+from transformer_jax.attention import (
+    AttentionInputs,
+    AttentionOutput,
+    Mask,
+    MultiHeadAttention,
+    attend,
+    layer_kinds,
+    register_kind,
+)
+from transformer_jax.attention.blockwise import Blocks, blockwise
+from transformer_jax.attention.kernels import KERNELS
+from transformer_jax.attention.layer_kinds import Kind
+from transformer_jax.attention.scores import SCORES
+from transformer_jax.config import (
+    AttentionConfig,
+    ModelConfig,
+)
+from transformer_jax.errors import UserError
+from transformer_jax.models.checks import check_model, check_packing
+from transformer_jax.models.make import make_model
+from transformer_jax.special_ids import PAD
+from transformer_jax.training.schedules import SCHEDULES
+from transformer_jax.training.setup import loss_fn
+from transformer_jax.types import Batch, Outcome
+
+pytestmark = pytest.mark.usefixtures("strict")
+
+PLACES = ("encoder_attention", "decoder_attention", "cross_attention")
+
+
+def everywhere(*places: str, **attention: Any) -> dict[str, Any]:
+    chosen = AttentionConfig(**attention)
+    return dict.fromkeys(places or PLACES, chosen)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "dot": everywhere(score="dot"),
+    "general": everywhere(score="general"),
+    "additive": everywhere(score="additive"),
+    "location": everywhere(score="location"),
+    "local-m": everywhere(kind="local-m", window=1),
+    "local-m, additive": everywhere(kind="local-m", window=2, score="additive"),
+    "local-p": everywhere("encoder_attention", "cross_attention", kind="local-p", window=2),
+    "hard": everywhere("cross_attention", kind="hard", layer=0),
+    "gumbel": everywhere(kind="gumbel"),
+    "latent": everywhere("cross_attention", kind="latent"),
+    "plain": everywhere("encoder_attention", "decoder_attention", kind="plain"),
+    "plain in one layer": {
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "decoder_attention": AttentionConfig(kind="plain", layer=1),
+    },
+    "rotary": {"positions": "rotary"},
+    "alibi": {"positions": "alibi"},
+    "relative": {"positions": "relative"},
+    "grouped": {"heads": 4, "kv_heads": 2, "positions": "rotary"},
+    "one key head": {"heads": 4, "kv_heads": 1} | everywhere(kind="local-m", window=2),
+    "grouped, additive": {"heads": 4, "kv_heads": 2} | everywhere(score="additive"),
+}
+
+
+RARE = ("dot", "general", "location", "local-m, additive", "plain in one layer", "alibi")
+RARE += ("one key head", "grouped, additive")
+"""What differs little from another kind is tried by `make ci-long`."""
+
+
+def rarely(value: Any) -> Any:
+    return pytest.param(value, marks=pytest.mark.long)
+
+
+def parameter(name: str) -> Any:
+    return pytest.param(KINDS[name], id=name, marks=[pytest.mark.long] * (name in RARE))
+
+
+@pytest.fixture(params=map(parameter, KINDS))
+def kind(request: pytest.FixtureRequest) -> ModelConfig:
+    return tiny(**request.param)
+
+
+def test_kinds_learn_all_that_they_hold(kind: ModelConfig) -> None:
+    (total, count), grads = gradient(kind)(make_batch(LENGTHS))
+    assert jnp.isfinite(total)
+    assert count == 13
+    unlearnt = {"hard": ("cross_attention/query", "cross_attention/key")}
+    for name, leaf in flat(grads).items():
+        assert np.isfinite(leaf).all(), name
+        # A bias on keys moves all of a query's scores alike; a choice without a key is no sample.
+        spared = name.endswith("key/bias") or ("key/" in name and "location" in str(kind))
+        hard = any(part in name for part in unlearnt.get(kind.cross_attention.kind, ()))
+        assert np.any(leaf) or spared or hard, name
+
+
+def test_no_position_sees_what_follows_it_or_padding(kind: ModelConfig) -> None:
+    kind = replace(kind, tied="none")
+    model, params = build(kind)
+    source = np.array([[3, 4, 5, 6, 2, 0, 0]], np.int32)
+    target = np.array([[3, 4, 5, 6, 7, 8]], np.int32)
+    batch = Batch(*map(jnp.asarray, (source, shift_right(target), target)))
+    direction = jax.random.normal(jax.random.key(0), (VOCABULARY,))
+
+    def position_scores(tables: tuple) -> jax.Array:
+        names = ("source_embedding", "target_embedding")
+        embeddings = {n: params[n] | {"embedding": t} for n, t in zip(names, tables, strict=True)}
+        return model.apply({"params": params | embeddings}, batch)[0][0] @ direction
+
+    tables = tuple(params[f"{side}_embedding"]["embedding"] for side in ("source", "target"))
+    of_source, of_target = (np.abs(j).sum(-1) for j in jax.jit(jax.jacrev(position_scores))(tables))
+    ahead = ~np.tri(6, dtype=bool)
+    assert not np.any((of_target[:, batch.target_in[0]] > 0) & ahead)
+    assert np.any(of_target)
+    assert not of_source[:, 0].any()
+    assert np.any(of_source)
+
+
+def test_padding_changes_nothing(kind: ModelConfig) -> None:
+    run, narrow = forward(kind), make_batch(LENGTHS)
+    wide = Batch(*(np.pad(x, [(0, 0), (0, 5)]) for x in narrow[:3]))
+    (logits, _), (padded, _) = run(narrow), run(wide)
+    real = narrow.target_out != PAD
+    np.testing.assert_allclose(padded[:, :6][real], logits[real], rtol=0, atol=5e-6)
+
+
+def test_packed_is_unpacked(kind: ModelConfig) -> None:
+    assert_packed_is_unpacked(kind, make_batch(LENGTHS), 5e-6)
+
+
+def test_steps_are_teacher_forcing(kind: ModelConfig) -> None:
+    assert_steps_are_teacher_forcing(kind, 2, 1e-5)
+
+
+def test_steps_with_small_blocks_are_teacher_forcing() -> None:
+    """Blocks that are out of reach of a window are skipped, of the right queries."""
+    local = tiny(**everywhere(kind="local-m", window=1))
+
+    def small_blocks(query: Any, key: Any, value: Any, mask: Mask, **_: Any) -> Any:
+        return blockwise(query, key, value, mask, blocks=Blocks(1, 2, 2))
+
+    assert_steps_are_teacher_forcing(local, 2, 1e-5, small_blocks)
+
+
+@pytest.fixture
+def gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_kinds, "LEAST_GATHERED_KEYS", 0)
+    monkeypatch.setattr(layer_kinds, "LEAST_WINDOWS", 0)
+
+
+def gathering(**attention: Any) -> ModelConfig:
+    """A model whose size no other test uses, so that no compiled function is shared with them."""
+    places = ("encoder_attention", "cross_attention")
+    local = everywhere(*places, kind="local-p", window=1, **attention)
+    return tiny(**local, heads=4, kv_heads=2, d_ff=20)
+
+
+@pytest.mark.usefixtures("gathered")
+@pytest.mark.parametrize(
+    "score", ["additive", "location", *map(rarely, ("scaled_dot", "dot", "general"))]
+)
+def test_gathered_windows_are_those_of_all_scores(score: str) -> None:
+    kind = gathering(score=score)
+    model, params = build(kind)
+    batch = Batch(*map(jnp.asarray, make_batch(LENGTHS)[:3]))
+
+    def loss(params: Any, kernel: str) -> Any:
+        output: Any = model.clone(kernel=kernel).apply({"params": params}, batch)
+        return jnp.sum(jnp.sin(output.logits)), (output.logits, output.weights)
+
+    run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnames="kernel")
+    (_, (logits, none)), grads = run(params, kernel="auto")
+    (_, (wanted, weights)), wanted_grads = run(params, kernel="reference")
+    assert "encoder/0/self_attention" in weights
+    assert "encoder/0/self_attention" not in none
+    np.testing.assert_allclose(logits, wanted, rtol=0, atol=5e-6)
+    assert_gradients_close(grads, wanted_grads, 1e-4)
+
+
+@pytest.mark.usefixtures("gathered")
+def test_gathered_windows_with_padding_packing_and_steps() -> None:
+    kind = gathering()
+    test_padding_changes_nothing(kind)
+    assert_packed_is_unpacked(kind, make_batch(LENGTHS), 5e-6)
+    assert_steps_are_teacher_forcing(kind, 2, 1e-5)
+
+
+def test_rotary_knows_distances_only() -> None:
+    config = tiny(positions="rotary")
+    layer = MultiHeadAttention(config, "encoder_attention")
+    x = jax.random.normal(jax.random.key(0), (1, 5, 16))
+
+    def attended(layer: MultiHeadAttention, places: jax.Array) -> Any:
+        memory = layer.project(x, places)
+        return layer(x, memory, Mask(), positions=places)[0]
+
+    places = jnp.arange(5)[None]
+    params = layer.init(jax.random.key(1), places, method=attended)
+    wanted, moved, spread = (
+        np.asarray(layer.apply(params, shifted, method=attended))
+        for shifted in (places, places + 90, 2 * places)
+    )
+    np.testing.assert_allclose(moved, wanted, atol=1e-5)
+    assert np.abs(spread - wanted).max() > 1e-3
+
+
+def test_hard_attention_learns_by_its_reward() -> None:
+    """No gradient passes through its choices, but the scores have one. The reward is reported."""
+    config = tiny(layers=2, **everywhere("cross_attention", kind="hard", layer=0))
+    model, params = build(config)
+    batch = Batch(*map(jnp.asarray, make_batch([(7, 6)] * 2)[:3]))
+    averages = {"log_likelihood": jnp.asarray(-2.0)}
+    loss = loss_fn(model, 0.0)
+
+    @jax.jit
+    def grad(key: jax.Array) -> Any:
+        return jax.value_and_grad(loss, has_aux=True)(params, batch, key, averages)
+
+    (total, (count, means)), grads = grad(jax.random.key(0))
+    np.testing.assert_allclose(
+        total, -means["log_likelihood"].total, rtol=1e-6
+    )  # the surrogate adds no loss
+    assert count == 12
+    query = grads["decoder"]["layers_0"]["cross_attention"]["query"]["kernel"]
+    assert np.any(query)
+    _, weights = forward(config)(batch)
+    picks, others = (weights[f"decoder/{i}/cross_attention"] for i in range(2))
+    assert np.isin(picks, (0.0, 1.0)).all()
+    assert not np.isin(others, (0.0, 1.0)).all()  # the other layers are soft
+    (_, other), _ = grad(jax.random.key(1))
+    log_likelihood = other.metrics["log_likelihood"].total
+    assert log_likelihood != means["log_likelihood"].total  # other choices
+
+
+def test_what_a_kind_reports_reaches_the_loss() -> None:
+    """Its losses are added, and its metrics are means over the tokens of its queries."""
+
+    def penalty(scale: jax.Array, outcome: Outcome) -> jax.Array:
+        return scale * jnp.sum(outcome.is_token.astype(jnp.float32))
+
+    def reporting(inputs: AttentionInputs) -> AttentionOutput:
+        context, weights = inputs.attend(inputs.query, inputs.key, inputs.value, inputs.mask)
+        index = jnp.arange(inputs.query.shape[2], dtype=jnp.float32)
+        metric = jnp.broadcast_to(index, (inputs.query.shape[0], len(index)))
+        losses = {"penalty": Partial(penalty, jnp.asarray(0.5))}
+        return AttentionOutput(context, weights, losses, {"index": metric})
+
+    register_kind("reporting", reporting)
+    places = everywhere("encoder_attention", "cross_attention", kind="reporting")
+    model, params = build(tiny(**places))
+    plain, _ = build(tiny())
+    batch = Batch(*map(jnp.asarray, make_batch([(7, 6), (3, 2)])[:3]))
+    averages = {"log_likelihood": jnp.asarray(0.0)}
+    total, sums = loss_fn(model, 0.1)(params, batch, None, averages)
+    wanted, _ = loss_fn(plain, 0.1)(params, batch, None, {})
+    np.testing.assert_allclose(total, wanted + 2 * 0.5 * 8, rtol=1e-6)
+    of_source, of_target = (
+        sums.metrics["encoder/0/self_attention/index"],
+        sums.metrics["decoder/0/cross_attention/index"],
+    )
+    assert (of_source.total, of_source.weight) == (21 + 3, 10)
+    assert (of_target.total, of_target.weight) == (15 + 1, 8)
+
+
+def test_weight_of_rewards() -> None:
+    """It scales the gradient of REINFORCE, and does not change that of the loss itself."""
+    averages, batch = {"log_likelihood": jnp.asarray(-2.0)}, make_batch([(7, 6)] * 2)[:3]
+
+    def taught(reward: float) -> Any:
+        hard = everywhere("cross_attention", kind="hard", layer=0, entropy=0.0, reward=reward)
+        model, params = build(tiny(**hard))
+        loss = jax.jit(jax.grad(loss_fn(model, 0.0), has_aux=True))
+        grads = loss(params, Batch(*map(jnp.asarray, batch)), jax.random.key(0), averages)[0]
+        return grads["decoder"]["layers_0"]
+
+    light, heavy = taught(0.25), taught(1.0)
+    (a, value), (b, same) = (
+        (each["cross_attention"]["query"]["kernel"], each["cross_attention"]["value"]["kernel"])
+        for each in (light, heavy)
+    )
+    assert np.any(a)
+    np.testing.assert_allclose(b, 4 * a, rtol=1e-4, atol=1e-7)
+    np.testing.assert_array_equal(value, same)
+
+
+def cosine(inputs: AttentionInputs) -> AttentionOutput:
+    """A kind of one's own: softmax of scaled cosines."""
+
+    def unit(x: jax.Array) -> jax.Array:
+        return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+    scale = inputs.param(
+        "scale", jax.nn.initializers.constant(5.0), (1, inputs.query.shape[1], 1, 1)
+    )
+    query = unit(inputs.query) * scale
+    return AttentionOutput(*inputs.attend(query, unit(inputs.key), inputs.value, inputs.mask))
+
+
+@pytest.mark.parametrize("wrong", ["tuple", "width"])
+def test_a_kind_that_returns_something_else(wrong: str) -> None:
+    def kind(inputs: AttentionInputs) -> Any:
+        context = inputs.query[..., :3]
+        return (context, None) if wrong == "tuple" else AttentionOutput(context, None)
+
+    register_kind(f"wrong {wrong}", kind)
+    config = tiny(**everywhere("cross_attention", kind=f"wrong {wrong}"))
+    with pytest.raises(
+        ValueError, match=r"must return an AttentionOutput with a context of \(4, 2, 6, 8"
+    ):
+        forward_of(config)
+
+
+def forward_of(config: ModelConfig) -> Any:
+    model = make_model(config, VOCABULARY, VOCABULARY)
+    return jax.eval_shape(model.init, jax.random.key(0), make_batch(LENGTHS))
+
+
+def test_a_kind_of_ones_own() -> None:
+    register_kind("cosine", cosine)
+    register_kind("cosine", cosine)
+    config = tiny(**everywhere("cross_attention", kind="cosine"))
+    (_, _), grads = gradient(config)(make_batch(LENGTHS))
+    assert np.any(grads["decoder"]["layers_0"]["cross_attention"]["weighing"]["scale"])
+    with pytest.raises(ValueError, match="kind 'cosine': is already the label of another"):
+        register_kind("cosine", layer_kinds.soft)
+    unknown = tiny(**everywhere("cross_attention", kind="cosinus"))
+    with pytest.raises(
+        ValueError,
+        match=r"model\.cross_attention\.kind='cosinus': unknown; did you mean cosine\?; a kind of "
+        r"your own is named with --kind cosinus=MODULE:FUNCTION",
+    ):
+        forward(unknown)(make_batch(LENGTHS))
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    (
+        r"model\.attention_dropout=0\.1: must be 0 with attention of score additive",
+        {"attention_dropout": 0.1} | everywhere("cross_attention", score="additive"),
+    ),
+    (
+        r"encoder_attention\.score='dot': must be left out for plain",
+        everywhere("encoder_attention", kind="plain", score="dot"),
+    ),
+    (
+        r"model\.positions='rotary': must be other than rotary with attention of kind plain",
+        {"positions": "rotary"} | everywhere("encoder_attention", kind="plain"),
+    ),
+    (r"model\.kv_heads=3: must be a divisor of model\.heads=4", {"heads": 4, "kv_heads": 3}),
+    (r"window=0: must be at least 1", everywhere("encoder_attention", kind="local-m", window=0)),
+    (
+        r"encoder_attention\.window=None: must be at least 1",
+        everywhere("encoder_attention", kind="local-m"),
+    ),
+    (r"window=3: must be left out for the kind soft", everywhere("cross_attention", window=3)),
+    (
+        r"decoder_attention\.kind='local-p': must be another kind, since a sentence's length is",
+        everywhere("decoder_attention", kind="local-p", window=3),
+    ),
+    (
+        r"encoder_attention\.kind='hard': must be another",
+        everywhere("encoder_attention", kind="hard"),
+    ),
+    (
+        r"cross_attention\.kind='plain': must be another",
+        everywhere("cross_attention", kind="plain"),
+    ),
+    (
+        r"cross_attention\.layer=None: must be named \(0 to 0\)",
+        everywhere("cross_attention", kind="hard"),
+    ),
+    (
+        r"cross_attention\.layer=4: must be from 0 to 0",
+        everywhere("cross_attention", kind="hard", layer=4),
+    ),
+    (r"cross_attention\.entropy=-1\.0: must be", everywhere("cross_attention", entropy=-1.0)),
+    (r"cross_attention\.reward=0\.0: must be above 0", everywhere("cross_attention", reward=0.0)),
+    (
+        r"model\.attention_dropout=0\.1: must be 0 with attention of kind gumbel",
+        {"attention_dropout": 0.1} | everywhere("cross_attention", kind="gumbel"),
+    ),
+    (
+        r"model\.d_model=18: must be an even multiple",
+        {"d_model": 18, "heads": 2, "positions": "rotary"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "changes"), REFUSED, ids=range(len(REFUSED)))
+def test_what_makes_no_sense_is_refused(message: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=message):
+        check_model(tiny(**changes))
+
+
+def test_hard_attention_is_refused_with_packing() -> None:
+    model = tiny(**everywhere("cross_attention", kind="hard", layer=0))
+    with pytest.raises(ValueError, match=r"data\.packing=True: must be false where"):
+        check_packing(model)
+
+
+def test_dropout_is_refused_with_a_kernel_that_has_none() -> None:
+    with pytest.raises(ValueError, match=r"execution\.kernel='xla': must be auto or reference"):
+        check_model(tiny(attention_dropout=0.1), "xla")
+    with pytest.raises(ValueError, match=r"'blockwise': must be auto, .* model\.positions='alibi'"):
+        check_model(tiny(positions="alibi"), "blockwise")
+
+
+class ByHand:
+    """The layer kinds' formulas in float64: a sentence and a head at a time, loops over queries."""
+
+    def __init__(
+        self, inputs: AttentionInputs, params: dict[str, jax.Array], lengths: list[int]
+    ) -> None:
+        self.query, key, value = (
+            np.asarray(x, np.float64) for x in (inputs.query, inputs.key, inputs.value)
+        )
+        group = self.query.shape[1] // key.shape[1]
+        self.key, self.value = key.repeat(group, axis=1), value.repeat(group, axis=1)
+        self.params = {name: np.asarray(x, np.float64) for name, x in params.items()}
+        self.config, self.lengths = inputs.config, lengths
+
+    def score(self, q: np.ndarray, n: int, b: int, s: int) -> float:
+        k, learnt = self.key[b, n, s], {name: x[n] for name, x in self.params.items()}
+        match self.config.score:
+            case "dot":
+                return q @ k
+            case "scaled_dot":
+                return q @ k / len(q) ** 0.5
+            case "general":
+                return q @ learnt["w"] @ k
+            case "additive":
+                return learnt["v"] @ np.tanh(q @ learnt["w"] + k @ learnt["u"])
+            case "location":
+                return q @ learnt["positions"][:, s]
+            case other:
+                raise ValueError(other)
+
+    def soft(self, b: int, n: int, t: int, near: Any = lambda s: True) -> np.ndarray:
+        weights = np.zeros(self.key.shape[2])
+        for s in filter(near, range(self.lengths[b])):
+            weights[s] = np.exp(self.score(self.query[b, n, t], n, b, s))
+        return weights / weights.sum()
+
+    def weights(self, b: int, n: int, t: int) -> np.ndarray:
+        window, places = self.config.window or 0, np.arange(self.key.shape[2])
+        match self.config.kind:
+            case "local-m":
+                return self.soft(b, n, t, lambda s: abs(s - t) <= window)
+            case "local-p":
+                w, v = self.params["centre_w"][n], self.params["centre_v"][n]
+                inner = v @ np.tanh(self.query[b, n, t] @ w)
+                p = self.lengths[b] / (1 + np.exp(-inner))
+                gauss = np.exp(-((places - p) ** 2) / (2 * (window / 2) ** 2))
+                return self.soft(b, n, t, lambda s: abs(s - p) <= window) * gauss
+            case "latent":
+                active = np.exp(self.key[b, n] @ self.params["active"][n, :, : len(places)])
+                active[:, self.lengths[b] :] = 0
+                return self.soft(b, n, t) @ (active / active.sum(axis=1, keepdims=True))
+            case "hard" | "gumbel":
+                return np.eye(len(places))[self.soft(b, n, t).argmax()]
+            case _:
+                return self.soft(b, n, t)
+
+    def context(self) -> np.ndarray:
+        made = np.zeros(self.query.shape)
+        for b, n, t in np.ndindex(*made.shape[:3]):
+            made[b, n, t] = self.weights(b, n, t) @ self.value[b, n]
+        return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "score"),
+    [("soft", score) for score in SCORES]
+    + [("local-m", "general"), ("local-p", "scaled_dot"), ("local-p", "additive")]
+    + [("latent", "scaled_dot"), ("hard", "general"), ("gumbel", "dot")],
+)
+def test_kinds_of_layers_are_their_formulas(kind: str, score: Any) -> None:
+    """With their parameters, four query heads that share two key heads, and a padded sentence."""
+    params: dict[str, jax.Array] = {}
+
+    def param(name: str, _: Any, shape: tuple[int, ...]) -> jax.Array:
+        key = jax.random.fold_in(jax.random.key(9), len(params))
+        return params.setdefault(name, 0.5 * jax.random.normal(key, shape))
+
+    query, key, value = (
+        jax.random.normal(jax.random.key(i), (2, heads, length, 8))
+        for i, (heads, length) in enumerate([(4, 5), (2, 7), (2, 7)])
+    )
+    lengths = [7, 5]
+    window = 2 if kind.startswith("local") else None
+    inputs = AttentionInputs(
+        query=query,
+        key=key,
+        value=value,
+        mask=Mask(key_segments=jnp.array([[1] * n + [0] * (7 - n) for n in lengths])),
+        bias=None,
+        config=AttentionConfig(kind=kind, score=score, window=window),
+        max_length=9,
+        rng=None,
+        attend=partial(attend, kernel="auto"),
+        needs_weights=False,
+        last_layer=True,
+        param=param,
+    )
+    found = layer_kinds.find_kind("cross_attention", kind).compute(inputs).context
+    np.testing.assert_allclose(found, ByHand(inputs, params, lengths).context(), atol=5e-6)
+
+
+def test_a_plain_layer_is_plain_attention_in_each_head() -> None:
+    config = tiny(**everywhere("encoder_attention", kind="plain"))
+    layer = MultiHeadAttention(config, "encoder_attention")
+    x = jax.random.normal(jax.random.key(0), (2, 5, 16))
+
+    def attended(layer: MultiHeadAttention) -> Any:
+        return layer(x, layer.project(x), Mask())[0]
+
+    found = np.asarray(layer.apply({}, method=attended))
+    for b, n in np.ndindex(2, 2):
+        part = slice(8 * n, 8 * (n + 1))
+        own = np.asarray(x[b, :, part], np.float64)
+        weights = np.exp(own @ own.T)
+        wanted = weights / weights.sum(axis=1, keepdims=True) @ own
+        np.testing.assert_allclose(found[b, :, part], wanted, atol=5e-6)
+
+
+def test_a_kind_of_ones_own_may_say_what_it_supports(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = Kind(cosine, dropout=False, packing=False, kernel_features=frozenset({"window"}))
+    register_kind("declared", kind)
+    config = tiny(**everywhere("cross_attention", kind="declared"))
+    check_model(config)
+    with pytest.raises(
+        UserError, match=r"model\.attention_dropout=0\.1: must be 0 .* kind declared"
+    ):
+        check_model(replace(config, attention_dropout=0.1))
+    with pytest.raises(UserError, match=r"must be false where model\.cross_attention\.kind"):
+        check_packing(config)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    with pytest.raises(
+        UserError, match=r"kernel='pallas': .*cross_attention\.kind='declared': this"
+    ):
+        check_model(config, "pallas")
+
+
+def test_the_config_names_what_the_tables_hold() -> None:
+    """The help of --help-config and docs/config.md are the docstrings of the fields."""
+    texts = documents.field_texts()
+    for part, field, names in (
+        ("AttentionConfig", "kind", layer_kinds.KINDS),
+        ("AttentionConfig", "score", SCORES),
+        ("OptimizerConfig", "schedule", SCHEDULES),
+        ("ExecutionConfig", "kernel", KERNELS),
+    ):
+        words = re.findall(r"[\w-]+", texts[part, field])
+        assert BUILT_IN.get(field, set(names)) <= set(words), field
+
+
+BUILT_IN = {"kind": {"soft", "local-m", "local-p", "hard", "gumbel", "latent", "plain"}}
+"""Other tests register kinds of their own."""

@@ -1,0 +1,163 @@
+"""Masks, the reference kernel behind `attend`, the cache and the multi-head layer."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from common import tiny
+from jaxtyping import Array
+
+from transformer_jax.attention import KVCache, Mask, MultiHeadAttention, attend, padding_mask
+from transformer_jax.special_ids import PAD
+
+pytestmark = pytest.mark.usefixtures("strict")
+
+
+Inputs = tuple[Array, Array, Array]
+
+
+def inputs(dtype: Any = jnp.float32, scale: float = 1.0) -> Inputs:
+    """A query [2, 3, 4, 6] and a key and value [2, 3, 5, 6]."""
+
+    def draw(seed: int, length: int) -> Array:
+        normal = jax.random.normal(jax.random.key(seed), (2, 3, length, 6))
+        return (scale * normal).astype(dtype)
+
+    return draw(0, 4), draw(1, 5), draw(2, 5)
+
+
+def random_mask() -> Array:
+    """Some keys hidden from each query [2, 1, 4, 5]; the first query of all sees none."""
+    return jax.random.bernoulli(jax.random.key(3), 0.6, (2, 1, 4, 5)).at[0, 0, 0].set(False)
+
+
+def by_hand(arrays: Inputs, mask: Any) -> np.ndarray:
+    """The formula, a query at a time, in float64."""
+    query, key, value = (np.asarray(x, np.float64) for x in arrays)
+    out = np.zeros(query.shape)
+    for b, n, t in np.ndindex(*query.shape[:3]):
+        seen = np.flatnonzero(mask[b, 0, t])
+        if len(seen):
+            weights = np.exp(key[b, n, seen] @ query[b, n, t] / np.sqrt(query.shape[-1]))
+            out[b, n, t] = weights / weights.sum() @ value[b, n, seen]
+    return out
+
+
+def test_attention_is_the_formula() -> None:
+    mask = random_mask()
+    output, weights = attend(*inputs(), mask, kernel="reference")
+    np.testing.assert_allclose(output, by_hand(inputs(), mask), atol=1e-6)
+    assert weights is not None
+    np.testing.assert_allclose(weights.sum(-1), np.broadcast_to(mask.any(-1), (2, 3, 4)), atol=1e-6)
+    assert not np.any(np.where(mask, 0, weights))
+
+
+def test_without_mask_every_key_is_seen() -> None:
+    output, _ = attend(*inputs(), None)
+    np.testing.assert_allclose(output, by_hand(inputs(), np.ones((2, 1, 4, 5), bool)), atol=1e-6)
+
+
+def test_query_without_keys_gives_zero_and_finite_gradients() -> None:
+    def total(arrays: Inputs) -> Array:
+        return jnp.sum(jnp.square(attend(*arrays, random_mask())[0]))
+
+    output, weights = attend(*inputs(), random_mask(), kernel="reference")
+    assert weights is not None
+    assert not output[0, :, 0].any()
+    assert not weights[0, :, 0].any()
+    query, key, value = jax.grad(total)(inputs())
+    assert all(bool(jnp.isfinite(g).all()) and bool(g.any()) for g in (query, key, value))
+    assert not query[0, :, 0].any()
+
+
+def test_large_scores_do_not_overflow() -> None:
+    output, _ = attend(*inputs(scale=1e4), random_mask())
+    assert jnp.isfinite(output).all()
+
+
+def test_softmax_is_float32_in_bfloat16() -> None:
+    low = query, key, value = inputs(jnp.bfloat16)
+    output, weights = attend(*low, random_mask(), kernel="reference")
+    assert output.dtype == jnp.bfloat16
+    assert weights is not None
+    assert weights.dtype == jnp.float32
+    # As exact as float32 from the same rounded inputs, but for the rounding of weights and output.
+    float32 = (query.astype(jnp.float32), key.astype(jnp.float32), value.astype(jnp.float32))
+    _, exact = attend(*float32, random_mask(), kernel="reference")
+    assert exact is not None
+    np.testing.assert_allclose(weights, exact, atol=1e-6)
+    np.testing.assert_allclose(output.astype(jnp.float32), by_hand(low, random_mask()), atol=0.03)
+
+
+def test_dropout_changes_what_is_used_and_not_what_is_returned() -> None:
+    query, key, value = inputs()
+    output, weights = attend(query, key, value, None, dropout=lambda w: w.at[..., 0].set(0.0))
+    _, plain = attend(query, key, value, None, kernel="reference")
+    assert weights is not None
+    np.testing.assert_array_equal(weights, plain)
+    used = weights.at[..., 0].set(0.0)
+    np.testing.assert_allclose(output, jnp.einsum("bnts,bnsh->bnth", used, value), atol=1e-6)
+
+
+def test_attend_calls_the_kernel_it_is_given() -> None:
+    def kernel(query: Array, key: Array, value: Array, mask: Any, **_: Any) -> Any:
+        return query + 1.0, None
+
+    query, key, value = inputs()
+    output, weights = attend(query, key, value, None, kernel=kernel)
+    np.testing.assert_array_equal(output, query + 1.0)
+    assert weights is None
+
+
+def test_masks() -> None:
+    ids = jnp.array([[5, 4, 2, 0], [2, 0, 0, 0]])
+    seen = padding_mask(ids).dense(3, 4)
+    np.testing.assert_array_equal(seen, np.broadcast_to((ids != PAD)[:, None, None], seen.shape))
+    np.testing.assert_array_equal(Mask(causal=True).dense(4, 4)[0, 0], np.tri(4, dtype=bool))
+    band = np.abs(np.arange(5) - np.arange(4)[:, None]) <= 1
+    np.testing.assert_array_equal(Mask().windowed(1).dense(4, 5)[0, 0], band)
+    segments, keys = jnp.array([[1, 1, 2, 0]]), jnp.array([[1, 2, 2, 0, 0]])
+    mask = Mask(query_segments=segments, key_segments=keys)
+    wanted = [[1, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0]]
+    np.testing.assert_array_equal(mask.dense(4, 5)[0, 0], np.array(wanted, bool))
+    first, length = mask.sentences(4, 5)
+    np.testing.assert_array_equal(first, [[0, 0, 1, 0]])
+    np.testing.assert_array_equal(length, [[1, 1, 2, 0]])
+    # Positions that start anew in each segment: the window is within the sentence.
+    own, theirs = jnp.array([[0, 1, 0, 0]]), jnp.array([[0, 0, 1, 0, 0]])
+    near = Mask(segments, own, keys, theirs)
+    wanted[1] = [0, 0, 0, 0, 0]
+    wanted[2] = [0, 1, 0, 0, 0]
+    np.testing.assert_array_equal(near.windowed(0).dense(4, 5)[0, 0], np.array(wanted, bool))
+
+
+def test_cache_writes_new_positions_at_the_index() -> None:
+    empty = jnp.zeros((2, 3, 5, 6))
+    key, value = jnp.full((2, 3, 1, 6), 1.0), jnp.full((2, 3, 1, 6), 2.0)
+    cache = KVCache(empty, empty).write(KVCache(key, value), jnp.asarray(3))
+    for array, filling in zip(cache, (1.0, 2.0), strict=True):
+        np.testing.assert_array_equal(array, empty.at[:, :, 3].set(filling))
+
+
+@pytest.mark.parametrize("part", ["query", "key", "value"])
+def test_heads_attend_apart(part: str) -> None:
+    """What a head projects reaches the output through that head's rows of the last matrix only."""
+    layer = MultiHeadAttention(tiny(bias=False), "encoder_attention")
+    x = jax.random.normal(jax.random.key(0), (2, 5, 16))
+
+    @jax.jit
+    def run(params: Any) -> Any:
+        return layer.apply({"params": params}, x, method=_self_attention)
+
+    params: Any = layer.init(jax.random.key(1), x, method=_self_attention)["params"]
+    params["out"]["kernel"] = params["out"]["kernel"].at[1].set(0.0)
+    for head, changes in ((0, True), (1, False)):
+        kernel = params[part]["kernel"].at[:, head].multiply(-1.0)
+        changed = run(params | {part: {"kernel": kernel}})
+        assert bool(jnp.any(changed != run(params))) == changes
+
+
+def _self_attention(layer: MultiHeadAttention, x: Array) -> Array:
+    return layer(x, layer.project(x), Mask())[0]

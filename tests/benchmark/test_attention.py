@@ -1,0 +1,278 @@
+"""`transformer-jax bench attention`: what it measures, judges, writes and refuses."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from transformer_jax.benchmark import attention, attention_report, memory, products, pytorch, timing
+from transformer_jax.benchmark.attention_report import exponent, summary
+from transformer_jax.benchmark.cases import Case, attention_function, draw_inputs
+from transformer_jax.benchmark.exact import exact
+from transformer_jax.benchmark.settings import AttentionBenchmark
+from transformer_jax.cli.main import main
+
+SMALL = ["--heads=2", "--head-size=4", "--batches", "1"]
+
+MODULE = """
+from transformer_jax.attention import attend
+
+def twice(query, key, value, mask, *, bias, dropout):
+    output, _ = attend(query, key, value, mask, kernel="reference")
+    return 2 * output, None
+
+def nan(query, key, value, mask, *, bias, dropout):
+    output, _ = attend(query, key, value, mask, kernel="reference")
+    return float("nan") * output, None
+
+def positional(query, key, value, mask):
+    return value, None
+
+def narrow(query, key, value, mask, *, bias, dropout):
+    return value[..., :1], None
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Few samples, without PyTorch, in a folder with a module of the user's."""
+    monkeypatch.setattr(timing, "SAMPLE_S", 1e-4)
+    monkeypatch.setattr(attention, "MAX_SAMPLES", 2)
+    monkeypatch.setattr(pytorch, "_allocators", list)
+    (tmp_path / "my_kernels.py").write_text(MODULE, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def bench(*arguments: str) -> None:
+    main(["bench", "attention", *SMALL, *arguments])
+
+
+def test_kernels_are_measured_and_a_wrong_one_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernels = ["--kernels", "auto", "blockwise", "my_kernels:twice", "my_kernels:nan"]
+    bench("--lengths", "8", "16", *kernels, "--out", "made/x", "--dump", "hlo")
+    lines = capsys.readouterr().out.splitlines()
+    judged = {line.split()[2]: "WRONG" in line for line in lines if " forward " in line}
+    wrong = {"my_kernels:twice": True, "my_kernels:nan": True}
+    assert judged == {"reference": False, "blockwise": False} | wrong
+
+    found = json.loads((tmp_path / "made/x.json").read_text("utf-8"))
+    assert found["max_error"]["blockwise"] < 2e-6
+    assert found["max_error"]["my_kernels:twice"] == pytest.approx(1)
+    assert found["max_error"]["my_kernels:nan"] is None
+    assert len(found["records"]) == 2 * 2 * 2 * 4  # lengths, masks, directions, kernels
+    for record in found["records"]:
+        assert record["median_s"] > 0
+        assert record["gflops"] > 0
+        assert record["share_of_products"] > 0
+        arrays = {"forward": 3, "both": 4}[record["direction"]]
+        scores = 4 * 2 * record["length"] ** 2
+        assert record["temporaries_bytes"] is None or record["temporaries_bytes"] >= scores
+        assert record["input_bytes"] == arrays * 4 * 2 * record["length"] * 4
+        assert record["auto"] == (record["kernel"] == "reference")
+    assert (tmp_path / "made/x.svg").stat().st_size > 0
+    dumped = {path.name for path in (tmp_path / "hlo").iterdir()}
+    assert len(dumped) == len(found["records"])
+    name = "my_kernels.twice-float32-1-causal-16-both.hlo.txt"
+    assert "HloModule" in (tmp_path / "hlo" / name).read_text("utf-8")
+
+
+def test_a_case_that_does_not_fit_is_reported_and_the_others_are_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "usable_host_memory", lambda: 40_000)
+    bench("--lengths", "16", "512", "--kernels", "reference", "--masks", "full")
+    out = capsys.readouterr().out
+    needed = 3 * 4 * 4 * 2 * 512 * 4
+    assert f"does not fit: needs {needed:,} bytes, 40,000 are available" in out
+    assert sum("does not fit" in line for line in out.splitlines()) == 2
+    assert sum(line.startswith("      16") for line in out.splitlines()) == 2
+
+
+def test_scores_that_do_not_fit_are_found_where_a_library_holds_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = 4 * 8 * 512 * 512
+    monkeypatch.setattr(memory, "usable_host_memory", lambda: scores)
+    sizes = ["--lengths", "512", "--heads=8", "--head-size=16"]
+    bench(*sizes, "--kernels", "reference", "blockwise", "--masks", "full")
+    told = re.findall("does not fit: needs ([0-9,]*) bytes", capsys.readouterr().out)
+    needed = [int(size.replace(",", "")) for size in told]
+    assert len(needed) == 2 * 2  # directions, and both kernels: one block is all there is
+    assert min(needed) > scores
+
+
+def test_a_kernel_that_fails_is_reported_and_the_others_are_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_kernel = attention.compile_kernel
+
+    def fail(case: Any, kernel: str, *more: Any) -> Any:
+        if kernel == "blockwise":
+            raise RuntimeError("INTERNAL: not\non this device")
+        return compile_kernel(case, kernel, *more)
+
+    monkeypatch.setattr(attention, "compile_kernel", fail)
+    one = ["--masks", "full", "--kernels", "blockwise"]
+    bench("--lengths", "8", *one, "reference", "--out", "x.json")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("       8")]
+    assert ["failed: INTERNAL: not on this device" in line for line in lines] == [True, False] * 2
+    records = json.loads((tmp_path / "x.json").read_text("utf-8"))["records"]
+    assert [r["kernel"] for r in records if "median_s" in r] == ["reference"] * 2
+    assert (tmp_path / "x.svg").exists()
+    bench("--lengths", "8", *one, "--out", "y")  # there is nothing to plot
+    assert (tmp_path / "y.json").exists()
+
+
+def test_a_record_is_made_of_times() -> None:
+    case = Case("float32", 2, "causal", 4, "both", heads=3, kv_heads=3, head_size=5)
+    inputs = draw_inputs(case)
+    right = attention_function(case, "reference")
+    mine = attention.Implementation(
+        lambda count: 1.0, lambda: right(*inputs), {"temporaries_bytes": 7}
+    )
+    times, torch = timing.Samples((2.0, 1.0, 3.0)), timing.Samples((8.0, 3.0, 6.0))
+    floor = products.floor_seconds(case, fastest=0.25)
+    true = exact(inputs, causal=True)
+    found = attention.make_record(case, mine, times, floor, torch, true)
+    share = 10 / 16  # of the scores
+    assert found["median_s"] == 2
+    assert found["gflops"] == pytest.approx(6 * 2 * 4 * 4 * 5 * 2 * 3 * share / 2 / 1e9)
+    per_query = 0.25 / (products.STEPS * products.SCORES_PER_STEP / 4)
+    assert found["share_of_products"] == pytest.approx(3 * per_query * 4 * 2 * 3 * share / 2)
+    assert found["ratio_to_torch"] == 3
+    assert found["ratio_to_torch_spread"] == [2, 4]
+    assert found["error"] < 2e-6
+    assert found["temporaries_bytes"] == 7
+
+
+def test_products_of_long_sentences_need_little_memory() -> None:
+    case = Case("float32", 1, "full", 2**16, "forward", heads=1, kv_heads=1, head_size=1)
+    assert 1 <= products.queries_per_step(case) <= products.SCORES_PER_STEP / case.length
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--kernels", "blokwise"], "kernel 'blokwise': unknown; did you mean blockwise?"),
+        (["--kernels", "cudnn"], "kernel cudnn: runs on gpu, not on cpu; use xla"),
+        (["--kernels", "nowhere:f"], "kernel 'nowhere:f': cannot be imported: No module"),
+        (["--kernels", "my_kernels:narrow"], "(JAX array of (1, 2, 8, 4), weights or None)"),
+        (["--kernels", "my_kernels:narrow"], "not (1, 2, 8, 1) and NoneType"),
+        (["--kernels", "my_kernels:positional"], "kernel 'my_kernels:positional': TypeError: "),
+        (["--kv-heads=3"], "kv_heads=3: must divide heads=2"),
+        (["--kv-heads=0"], "kv_heads=0: must be at least 1"),
+        (["--lengths", "0"], "lengths=(0,): must be one or more numbers of at least 1"),
+        (["--masks", "full", "fulll"], "fulll"),
+        (["--config.model.layers=2"], "--config: bench attention has no config"),
+        (["--leghts", "8"], "did you mean --lengths?"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        bench("--lengths", "8", *arguments)
+    printed = capsys.readouterr()
+    assert stop.value.code == 2
+    assert len(printed.err.splitlines()) == 1
+    assert words in printed.err
+    assert not printed.out
+
+
+def test_without_names_all_kernels_that_run_here_are_measured() -> None:
+    settings = AttentionBenchmark(lengths=(8,), heads=2, head_size=4)
+    assert attention.supported_kernels(settings) == ("auto", "reference", "blockwise", "xla")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_exact_gradients_are_those_of_the_exact_output(causal: bool) -> None:
+    draws = jax.random.normal(jax.random.key(0), (6, 2, 5, 3))
+    arrays = [draws[:4].reshape(1, 4, 10, 3)[:, :, :5], draws[4:5], draws[5:], draws[:4]]
+    arrays[3] = jax.random.normal(jax.random.key(1), arrays[0].shape)
+    true = exact(arrays, causal=causal)
+    assert true.heads == [(0, 0), (0, 1)]
+
+    def total(which: int, change: np.ndarray) -> float:
+        moved = list(arrays)
+        moved[which] = arrays[which] + change
+        output = exact(moved, causal=causal).arrays[0]
+        return float(np.sum(output * np.asarray(arrays[3]).reshape(output.shape)))
+
+    rng = np.random.default_rng(0)
+    for which in range(3):
+        way = rng.standard_normal(arrays[which].shape).astype(np.float32)
+        slope = (total(which, 1e-2 * way) - total(which, -1e-2 * way)) / 2e-2
+        gradient = true.arrays[1 + which]
+        assert slope == pytest.approx(float(np.sum(gradient * way.reshape(gradient.shape))), 1e-3)
+
+
+def test_the_error_of_some_heads_is_of_those() -> None:
+    arrays = [jax.random.normal(jax.random.key(i), (2, 3, 4, 2)) for i in range(4)]
+    true = exact(arrays, causal=False, heads=2)
+    assert true.heads == [(0, 0), (1, 2)]
+    whole = exact(arrays, causal=False)
+    output = jax.numpy.asarray(whole.arrays[0].reshape(2, 3, 4, 2), "float32")
+    elsewhere, here = output.at[0, 1].add(1.0), output.at[1, 2].add(1.0)
+    errors = [true.error([x]) or 0.0 for x in (output, elsewhere, here)]
+    assert errors[0] < 1e-6
+    assert errors[1] == errors[0]
+    assert errors[2] > 0.1
+    assert true.error([output.at[1, 2, 0, 0].set(jax.numpy.nan)]) is None
+
+
+def test_old_result_files_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    old = {"key_heads": 2, "ratio_to_torch": {"both": {"1": {"64": 0.5}}}}
+    (folder / "attention.json").write_text(json.dumps(old), "utf-8")
+    found = attention_report.read()
+    assert found["kv_heads"] == 2
+    assert "key_heads" not in found
+    assert found["ratio_to_torch"] == old["ratio_to_torch"]
+    assert found["ratio_to_torch_spread"] == {}
+    assert found["pytorch"] is None
+
+
+def test_the_summary_holds_every_ratio() -> None:
+    def record(kernel: str, batch: int, length: int, seconds: float, **more: object) -> dict:
+        case = {"dtype": "float32", "batch": batch, "mask": "full", "direction": "both"}
+        known = {"error": 1e-7 * length, "temporaries_bytes": 8 * length, "ratio_to_torch": None}
+        return case | {"length": length, "kernel": kernel, "median_s": seconds} | known | more
+
+    lengths = (256, 1024, 4096)
+    records = [
+        record(
+            "blockwise",
+            batch,
+            n,
+            3e-9 * n**2,
+            auto=True,
+            ratio_to_torch=n / batch,
+            ratio_to_torch_spread=[n / 9, n],
+        )
+        for batch in (1, 8)
+        for n in lengths
+    ]
+    records.append(record("reference", 1, 4096, 1.0, temporaries_bytes=8 * 4096 * 10))
+    records.append(record("torch", 1, 4096, 1.0, version="2", threads=4, allocator="tuned"))
+    found = summary(records)
+    assert found["pytorch"] == {"version": "2", "threads": 4}
+    for batch in (1, 8):
+        ratios = {str(n): n / batch for n in lengths}
+        assert found["ratio_to_torch"]["both"][str(batch)] == ratios
+        spread = {str(n): [n / 9, n] for n in lengths}
+        assert found["ratio_to_torch_spread"]["both"][str(batch)] == spread
+    assert found["ratio_to_torch_causal"] == {}
+    assert found["memory_ratio_to_reference_at_4096"] == pytest.approx(0.1)
+    assert found["max_error"]["blockwise"] == pytest.approx(4096e-7)
+    assert found["exponents"][0]["time"] == pytest.approx(2)
+    assert found["exponents"][0]["temporaries"] == pytest.approx(1)
+    assert exponent(records[:1], "median_s") is None
+    assert "blockwise: T^2.0" in attention_report.curves(records)["forward and backward, ms"]

@@ -1,0 +1,90 @@
+"""Operations are counted right, and those of a window do not grow with the length."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from tools.windows import KINDS, MODES, flops_per_query
+from transformer_jax.benchmark.flops import count_flops, largest_product
+
+A, B = jnp.ones((3, 4)), jnp.ones((4, 5))
+PRODUCT = 2 * 3 * 4 * 5
+SQUARE = jnp.ones((3, 3))
+STEP = 2 * 3 * 3 * 3
+
+
+def repeated(x: Any) -> Any:
+    return lax.fori_loop(0, 7, lambda _, y: y @ x, x)
+
+
+COUNTED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
+    "product": (jnp.dot, (A, B), PRODUCT),
+    "batch": (jnp.matmul, (jnp.ones((6, 3, 4)), jnp.ones((6, 4, 5))), 6 * PRODUCT),
+    "shapes": (jnp.dot, (jax.ShapeDtypeStruct(A.shape, A.dtype), B), PRODUCT),
+    "jit": (jax.jit(jnp.dot), (A, B), PRODUCT),
+    "gradients": (jax.grad(lambda a, b: jnp.sum(jnp.dot(a, b)), (0, 1)), (A, B), 3 * PRODUCT),
+    "loop": (repeated, (SQUARE,), 7 * STEP),
+    "gradient of a loop": (jax.grad(lambda x: jnp.sum(repeated(x))), (SQUARE,), 3 * 7 * STEP),
+    "loop of loops": (lambda x: lax.map(repeated, jnp.stack([x, x])), (SQUARE,), 14 * STEP),
+    "remat": (jax.checkpoint(jnp.dot), (A, B), PRODUCT),
+    "most expensive branch": (
+        lambda x: lax.cond(x[0, 0] > 0, lambda y: y @ y @ y, lambda y: y @ y, x),
+        (SQUARE,),
+        2 * STEP,
+    ),
+    "no products in an endless loop": (
+        lambda x: lax.while_loop(lambda y: y[0, 0] < 9, lambda y: y + 1, x @ x),
+        (SQUARE,),
+        STEP,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_products_are_counted(name: str) -> None:
+    function, args, wanted = COUNTED[name]
+    assert count_flops(function, *args) == wanted
+
+
+def test_a_loop_of_unknown_length_is_refused() -> None:
+    def grows(x: Any) -> Any:
+        return lax.while_loop(lambda y: y[0, 0] < 9, lambda y: y @ y, x)
+
+    with pytest.raises(
+        ValueError, match=r"while: how often a loop that carries float32\[3,3\] runs depends"
+    ):
+        count_flops(grows, SQUARE)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_windows_cost_does_not_grow_with_length(kind: str, mode: str) -> None:
+    def flops(length: int, window: int) -> float:
+        return flops_per_query(kind, mode, length, window)
+
+    growth = flops(4096, 16) / flops(1024, 16)
+    assert growth == pytest.approx(4 if kind == "soft" else 1, rel=0.03)
+    if kind != "soft":
+        # Four times the window: nearly four times the cost, less what a block of queries adds.
+        assert 2.5 < flops(4096, 256) / flops(4096, 64) < 4
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "elements"),
+    [
+        (lambda a, b: jnp.sum((a @ b) @ b.T), (A, B), 3 * 5),
+        (lambda x: lax.map(repeated, jnp.stack([x, x])), (SQUARE,), 3 * 3),
+        (jax.jit(lambda a, b: (a @ b).astype(jnp.float32)), (A, B), 3 * 5),
+        (jnp.sum, (A,), 0),
+    ],
+)
+def test_largest_product(
+    function: Callable[..., Any], args: tuple[Any, ...], elements: int
+) -> None:
+    assert largest_product(function, *args) == 4 * elements
+    half = [x.astype(jnp.bfloat16) for x in args]
+    assert largest_product(function, *half) == 2 * elements

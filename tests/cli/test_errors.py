@@ -1,0 +1,149 @@
+"""What is wrong in a command line, a run or a file is said in one line that is safe to print."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from common import error_line
+
+from transformer_jax.cli.main import main
+from transformer_jax.runs import checkpoint
+from transformer_jax.runs.run import Run
+
+RED = "\x1b[31mred\x9b0m"
+"""A sentence with control characters that begin escape sequences in a terminal."""
+
+
+@pytest.fixture
+def copied(finished: Run, tmp_path: Path) -> Path:
+    """A copy of `finished` that a test may change."""
+    return Path(shutil.copytree(finished.folder, tmp_path / "copied"))
+
+
+def edit_config(folder: Path, text: str) -> None:
+    """Replaces the run's stored config by a JSON text."""
+    stored = json.loads((folder / "config.json").read_text("utf-8"))
+    stored["config"] = "HERE"
+    (folder / "config.json").write_text(json.dumps(stored).replace('"HERE"', text), "utf-8")
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+LONG = "9" * 5000
+
+
+@pytest.mark.parametrize("text", [DEEP, LONG])
+@pytest.mark.parametrize("name", ["config.json", "manifest.json"])
+def test_json_that_cannot_be_parsed_is_error_line(
+    text: str, name: str, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name == "config.json":
+        edit_config(copied, text)
+    else:
+        for folder in (copied / "checkpoints").iterdir():
+            (folder / name).write_text(text)
+    error = error_line(["translate", f"--run={copied}", "--input=/dev/null"], capsys)
+    assert f"{name}" in error
+    assert "is damaged: not JSON that can be read" in error
+
+
+def test_control_characters_of_a_config_key_are_escaped(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit_config(copied, json.dumps({RED: {}}))
+    error = error_line(["translate", f"--run={copied}"], capsys)
+    assert r"\x1b[31mred\x9b0m: unknown key" in error
+    assert "\x1b" not in error
+    assert "\x9b" not in error
+
+
+def test_control_characters_of_shown_sentences_are_escaped(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "dev.tsv"
+    corpus.write_text(f"red {RED}\trot {RED}\n", "utf-8")
+    main(["evaluate", f"--run={finished.folder}", f"--data={corpus}", "--show=1"])
+    shown = capsys.readouterr().out
+    assert r"source     red \x1b[31mred\x9b0m" in shown
+    assert r"reference  rot \x1b[31mred\x9b0m" in shown
+    assert not {"\x1b", "\x9b"} & set(shown)
+
+
+def test_averaging_more_checkpoints_than_there_are_is_refused(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["average", f"--out={tmp_path / 'out'}"]
+    error = error_line([*command, f"--run={finished.folder}", "--last=5"], capsys)
+    assert "--last=5: the run keeps 3 newest checkpoints (6, 8, 12)" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_old_best_checkpoint_is_not_averaged(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run keeps two checkpoints, and the best one although it is old."""
+    path = copied / "config.json"
+    stored = json.loads(path.read_text("utf-8"))
+    stored["config"]["train"]["keep"] = 2
+    path.write_text(json.dumps(stored), "utf-8")
+    known = checkpoint.steps(copied / "checkpoints")
+    command = ["average", f"--run={copied}", f"--out={tmp_path / 'out'}"]
+    error = error_line([*command, "--last=3"], capsys)
+    assert f"2 newest checkpoints ({known[-2]}, {known[-1]})" in error
+    main(command)
+    assert f"average of steps {known[-2]}, {known[-1]}" in capsys.readouterr().out
+
+
+def test_a_stored_kernel_is_never_replaced_without_a_word(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copied / "config.json"
+    stored = json.loads(path.read_text("utf-8"))
+    stored["config"]["execution"]["kernel"] = "own_kernels:fast"
+    path.write_text(json.dumps(stored), "utf-8")
+    error = error_line(["train", f"--run={copied}"], capsys)
+    assert "execution.kernel='own_kernels:fast'" in error
+    assert "--config.execution.kernel=own_kernels:fast" in error
+    assert "--config.execution.kernel=auto" in error
+    assert path.read_text("utf-8") == json.dumps(stored)
+    main(["translate", f"--run={copied}", "--input=/dev/null"])
+    for choice in (["--config.execution.kernel=auto"], ["--config.execution.kernel", "reference"]):
+        main(["train", f"--run={copied}", *choice])
+
+
+def test_the_cache_folder_of_another_machine_is_not_used(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copied / "config.json"
+    stored = json.loads(path.read_text("utf-8"))
+    stored["config"]["data"]["cache"] = str(tmp_path / "elsewhere")
+    path.write_text(json.dumps(stored), "utf-8")
+    main(["evaluate", f"--run={copied}", "--beam=1"])
+    main(["inspect", f"--run={copied}"])
+    assert "loss" in capsys.readouterr().out
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "inspect"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--config=a.py", "-h"],
+        ["--config", "a.py", "-h"],
+        ["-h", "--config=a.py"],
+        ["--config=a.py", "--config.model.layers=4", "-h"],
+    ],
+)
+def test_help_is_help_beside_any_config(
+    command: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command, *arguments])
+    assert not stop.value.code
+    assert "--run" in capsys.readouterr().out
+
+
+def test_config_without_a_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--config", "--run=r"], ["--run=r", "--config"]):
+        error = error_line(["train", *arguments], capsys)
+        assert "--config: needs the path of a config file" in error

@@ -1,0 +1,467 @@
+"""The command line: what a user types, sees, and reads when something is wrong."""
+
+import gzip
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from common import error_line
+
+from transformer_jax.allocator import ALLOCATOR
+from transformer_jax.attention import layer_kinds
+from transformer_jax.cli.commands import COMMANDS
+from transformer_jax.cli.main import main
+from transformer_jax.config import Config, to_json
+from transformer_jax.decoding.translator import Translator
+from transformer_jax.runs import checkpoint, run
+from transformer_jax.runs.run import Run
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def config_file(tiny_config: Config, tmp_path: Path) -> Path:
+    """`tiny_config` as a user would write it."""
+    path = tmp_path / "config.py"
+    text = "from transformer_jax.config import from_json\ndef get_config():\n    return from_json("
+    path.write_text(f"{text}{to_json(tiny_config)!r})\n", "utf-8")
+    return path
+
+
+def test_the_program_starts_from_both_doors() -> None:
+    for command in (
+        [sys.executable, "-m", "transformer_jax.cli.main"],
+        [sys.executable, "train.py"],
+    ):
+        done = subprocess.run(
+            [*command, "--help"], capture_output=True, text=True, cwd=ROOT, check=True
+        )
+        assert "train" in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_screen_and_shows_an_example(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stop:
+        main([*command.split(), "--help"])
+    assert not stop.value.code
+    text = capsys.readouterr().out
+    assert len(text.rstrip().splitlines()) <= 25
+    assert f"transformer-jax {command} --" in text
+
+
+def test_bad_commands_and_options(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "trian: unknown command; did you mean train?" in error_line(["trian"], capsys)
+    assert "--run" in error_line(["translate"], capsys)
+    assert "did you mean --beam" in error_line(["translate", "--run=x", "--bean=3"], capsys)
+    activation = "--config.model.activation=swigluu"
+    for width in range(40, 46):  # a message is wrapped, in another place at each
+        monkeypatch.setenv("COLUMNS", str(width))
+        near = error_line(["inspect", "--config=configs/quickstart.py", activation], capsys)
+        assert near.endswith(f"argument '{activation.partition('=')[0]}'; did you mean swiglu?")
+    for field, value, message in (
+        ("model.cross-attention.score", "additiv", "unknown; did you mean additive?"),
+        ("optimizer.schedule", "lineer", "unknown; did you mean linear?"),
+        ("execution.kernel", "blockwis", "unknown; did you mean blockwise?"),
+        ("model.cross-attention.kind", "local", "unknown; did you mean local-"),
+    ):
+        option = f"--config.{field}={value}"
+        assert message in error_line(["inspect", "--config=configs/quickstart.py", option], capsys)
+    assert "takes the config from the run" in error_line(
+        ["translate", "--run=x", "--config.model.layers=2"], capsys
+    )
+    assert "name a config file" in error_line(["train", "--run=no-such-run"], capsys)
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, finished: Run) -> None:
+    """Only errors of users become one line: a plain ValueError is a defect."""
+
+    def broken(*_: Any) -> None:
+        raise ValueError("shapes do not match")
+
+    monkeypatch.setattr(run, "average", broken)
+    with pytest.raises(ValueError, match=r"^shapes do not match$"):
+        main(["average", f"--run={finished.folder}", "--out=x"])
+    monkeypatch.setattr(run, "from_json", broken)
+    with pytest.raises(ValueError, match=r"^shapes do not match$"):
+        main(["average", f"--run={finished.folder}", "--out=x"])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_module(name: str) -> None:
+    assert callable(import_module(f"transformer_jax.cli.{name.replace(' ', '_')}").run)
+
+
+def test_training_from_the_command_line(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    command = ["train", f"--config={config_file}", "--run", str(folder), "--config.train.steps=4"]
+    main([*command, "--profile=1"])
+    assert len([*folder.glob("profile/**/*.xplane.pb")]) == 1
+    said = capsys.readouterr().err
+    assert "150 pairs; left out: 0 with an empty side, 0 too long" in said
+    assert "reached train.steps=4" in said
+    main(command)
+    assert "step 4: reached train.steps=4" in capsys.readouterr().err
+    assert "model.d_ff: 32 -> 64" in error_line([*command, "--config.model.d_ff=64"], capsys)
+    for option in ("--new", "--restart"):
+        error = error_line([*command, option], capsys)
+        assert "--new needs a folder that is missing or empty" in error
+    assert checkpoint.steps(folder / "checkpoints") == [4]
+
+
+def test_train_py_continues_and_keeps_programs_in_the_users_cache(
+    config_file: Path, tmp_path: Path
+) -> None:
+    """In processes of their own, at whose end TensorBoard's events are written too."""
+    folder, cache = tmp_path / "run", tmp_path / "cache"
+    kept = {"XDG_CACHE_HOME": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
+    def said(steps: int) -> str:
+        command = [sys.executable, "train.py", f"--config={config_file}", f"--run={folder}"]
+        return subprocess.run(
+            [*command, "--tensorboard", f"--config.train.steps={steps}"],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | kept,
+            check=True,
+        ).stderr
+
+    assert "step 4: reached train.steps=4" in said(4)
+    again = said(6)
+    assert f"continuing run {folder} at step 4" in again
+    assert "step 6: reached train.steps=6" in again
+    assert checkpoint.steps(folder / "checkpoints") == [4, 6]
+    assert any((cache / "transformer_jax" / "programs").iterdir())
+    files = {"config.json", "tokenizer.model", "metrics.jsonl", "checkpoints", "tensorboard"}
+    assert {path.name for path in folder.iterdir()} == files
+    events = b"".join(path.read_bytes() for path in (folder / "tensorboard").iterdir())
+    assert all(tag in events for tag in (b"loss", b"tokens_per_s", b"grad_norm", b"/bleu"))
+
+
+BAD_TRAINING = {
+    "no-such.en: No such file": ["--config.data.train", "no-such.en,no-such.de"],
+    "a.en has 3 lines and b.de has 2": ["--config.data.train", "a.en,b.de"],
+    "latin.en: line 2, byte 2: 0xe4 is not UTF-8": ["--config.data.train", "latin.en,b.de"],
+    "empty.en,empty.de: empty": ["--config.data.train", "empty.en,empty.de"],
+    "a.tsv: line 2": ["--config.data.train", "a.tsv"],
+    "a.jsonl: line 2": ["--config.data.train", "a.jsonl"],
+    "tokenizer.vocabulary=20000": ["--config.tokenizer.vocabulary=20000"],
+    "tokenizer b.de: not a SentencePiece model": ["--config.tokenizer.models", "b.de"],
+    "model.heads=3: must be a divisor of model.d_model=16": ["--config.model.heads=3"],
+    "model.layers=0: must be above 0": ["--config.model.layers=0"],
+    "model.dropout=1.5: must be at least 0 and below 1": ["--config.model.dropout=1.5"],
+    "optimizer.warmup=0: must be above 0": ["--config.optimizer.warmup=0"],
+    "decode.beam=0: must be above 0": ["--config.decode.beam=0"],
+    "data.batch_tokens=16: must be at least": ["--config.data.batch-tokens=16"],
+    "--config.model.layrs": ["--config.model.layrs=1"],
+    "no such folder": ["--init-from=nothing"],
+    "--profile=-1: must be at least 0": ["--profile=-1"],
+    "model.decoder_start_id=5000: must be below the": ["--config.model.decoder-start-id=5000"],
+}
+
+
+@pytest.mark.parametrize("message", BAD_TRAINING)
+def test_bad_training_input_is_one_line_and_writes_nothing(
+    message: str,
+    config_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.en").write_text("one\ntwo\nthree\n")
+    Path("b.de").write_text("eins\nzwei\n")
+    Path("latin.en").write_bytes(b"one\nt\xe4\n")
+    Path("empty.en").write_text("")
+    Path("empty.de").write_text("")
+    Path("a.tsv").write_text("one\teins\ntwo zwei\n")
+    Path("a.jsonl").write_text('{"source": "a", "target": "b"}\n{"source": "a"}\n')
+    command = ["train", f"--config={config_file}", "--run=r", *BAD_TRAINING[message]]
+    assert message in error_line(command, capsys)
+    assert not Path("r").exists()
+
+
+def test_translation_is_a_line_for_a_line_in_order(
+    finished: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = ["red old", "", "blue blue green", "  ", "new"]
+    translator = Translator.load(finished.folder)
+    wanted = translator(lines)
+    assert wanted[1] == wanted[3] == ""
+    assert translator(lines[::-1]) == wanted[::-1]
+    with gzip.open(tmp_path / "in.gz", "wt", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+    run_option = f"--run={finished.folder}"
+    out = tmp_path / "out.txt"
+    main(["translate", run_option, f"--input={tmp_path / 'in.gz'}", f"--output={out}"])
+    assert out.read_text("utf-8").split("\n") == [*wanted, ""]
+    text = io.TextIOWrapper(io.BytesIO("".join(f"{line}\n" for line in lines).encode()))
+    monkeypatch.setattr(sys, "stdin", text)
+    main(["translate", run_option])
+    assert capsys.readouterr().out == "".join(f"{line}\n" for line in wanted)
+
+
+def test_a_long_line_is_cut_with_a_warning(finished: Run, caplog: pytest.LogCaptureFixture) -> None:
+    assert len(Translator.load(finished.folder)(["red", "red " * 40])) == 2
+    assert "line 2: cut from" in caplog.text
+    assert "model.max_length=32" in caplog.text
+
+
+def test_evaluation_prints_scores_and_signatures(
+    finished: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["evaluate", f"--run={finished.folder}", "--language=de", "--show=2"])
+    text = capsys.readouterr().out
+    assert text.count("reference ") == 2
+    assert "tok:13a" in text
+    assert "bleu_lower_tokenised" in text
+    main(["evaluate", f"--run={finished.folder}", "--json", "--beam=1"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["search"]["beam"] == 1
+    assert {"bleu", "chrf", "exact", "loss", "perplexity", "signatures"} <= found.keys()
+
+
+BAD_OPTIONS = {
+    "--show=-1: must be at least 0": ["evaluate", "--show=-1"],
+    "--language=xx: must be one of as, bn": ["evaluate", "--language=xx"],
+    "decode.beam=0: must be above 0": ["translate", "--beam=0"],
+    "no-such.txt: No such file": ["translate", "--input=no-such.txt"],
+}
+
+
+@pytest.mark.parametrize("message", BAD_OPTIONS)
+def test_bad_options_are_error_line(
+    message: str, finished: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in error_line([*BAD_OPTIONS[message], f"--run={finished.folder}"], capsys)
+
+
+def test_averages_are_runs(
+    finished: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "average"
+    main(["average", f"--run={finished.folder}", "--last=2", f"--out={out}"])
+    assert "average of steps 8, 12" in capsys.readouterr().out
+    assert len(Translator.load(out)(["red"])) == 1
+    command = ["average", f"--run={finished.folder}", f"--out={tmp_path / 'b'}"]
+    assert "--last=0" in error_line([*command, "--last=0"], capsys)
+    assert "7" in error_line([*command, "--steps", "7"], capsys)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    assert "no space left in" in error_line(command, capsys)
+    assert not (tmp_path / "b").exists()
+
+
+def test_inspection_says_what_a_run_takes(
+    finished: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["inspect", f"--run={finished.folder}"])
+    text = capsys.readouterr().out
+    for word in ("parameters", "of slots filled", "programs", "MiB of temporaries", '"d_ff": 32'):
+        assert word in text
+
+
+@pytest.mark.parametrize("command", ["translate", "inspect"])
+def test_a_run_is_loaded_once(
+    command: str,
+    fixtures: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    read: list[Path] = []
+    parse = run.parse_json
+    monkeypatch.setattr(run, "parse_json", lambda text: read.append(text) or parse(text))
+    last = {"translate": "--input=gone.txt", "inspect": "--config.data.train=gone.tsv"}[command]
+    with pytest.raises(SystemExit):
+        main([command, f"--run={fixtures / 'run'}", last])
+    assert "gone" in capsys.readouterr().err
+    assert len(read) == 1
+
+
+def test_inspection_needs_no_data_for_what_the_run_holds(
+    fixtures: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["inspect", f"--run={fixtures / 'run'}", "--config.data.train=gone.tsv"])
+    shown = capsys.readouterr()
+    assert "parameters" in shown.out
+    assert "checkpoints 2500" in shown.out
+    assert "gone.tsv" in shown.err
+    error = error_line(["inspect", f"--run={tmp_path / 'none'}"], capsys)
+    assert error.endswith(f"run {tmp_path / 'none'}: no such folder")
+
+
+def test_a_kind_and_a_kernel_of_ones_own(
+    config_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A run stores the kind's label and the kernel's name; loading it runs neither by itself."""
+    (tmp_path / "own_attention.py").write_text(
+        "from transformer_jax.attention import AttentionOutput\n"
+        "from transformer_jax.attention.reference import reference\n"
+        "def sharp(inputs):\n"
+        "    rest = inputs.key, inputs.value, inputs.mask\n"
+        "    return AttentionOutput(*inputs.attend(2 * inputs.query, *rest))\n"
+        "def kernel(*arguments, **options):\n"
+        "    return reference(*arguments, **options)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    folder, kind = tmp_path / "run", ["--kind", "sharp=own_attention:sharp"]
+    training = ["train", f"--config={config_file}", f"--run={folder}", "--config.train.steps=1"]
+    training += ["--config.model.cross-attention.kind=sharp"]
+    error = error_line(training, capsys)
+    assert "model.cross_attention.kind='sharp': unknown" in error
+    assert "--kind sharp=MODULE:FUNCTION" in error
+    assert not folder.exists()
+    main([*training, *kind, "--config.execution.kernel=own_attention:kernel"])
+    stored = json.loads((folder / "config.json").read_text())["config"]
+    assert stored["model"]["cross_attention"]["kind"] == "sharp"
+    assert stored["execution"]["kernel"] == "own_attention:kernel"
+    assert run.load(folder).config.execution.kernel == "auto"
+    monkeypatch.delitem(layer_kinds.KINDS, "sharp")
+    translation = ["translate", f"--run={folder}", "--input=/dev/null"]
+    capsys.readouterr()
+    assert "model.cross_attention.kind='sharp': unknown" in error_line(translation, capsys)
+    main([*translation, *kind])
+    monkeypatch.delitem(layer_kinds.KINDS, "sharp")
+    for given, wanted in (
+        ("sharp", "--kind sharp: must be LABEL=MODULE:FUNCTION"),
+        ("=own_attention:sharp", "--kind =own_attention:sharp: must be LABEL=MODULE:FUNCTION"),
+        ("sharp=sharp", "--kind 'sharp': must be MODULE:FUNCTION"),
+        ("round=own_attention:sharp", "no attention of the config is of this kind; one is with"),
+        ("sharp=own_attention:blunt", "--kind 'own_attention:blunt': cannot be imported"),
+    ):
+        assert wanted in error_line([*translation, "--kind", given], capsys)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        ("blokwise", "kernel 'blokwise': unknown; did you mean blockwise?"),
+        ("cudnn", "kernel cudnn: runs on gpu, not on cpu; use xla"),
+        ("nowhere:f", "kernel 'nowhere:f': cannot be imported"),
+    ],
+)
+def test_a_kernel_is_looked_up_also_where_no_attention_needs_one(
+    kernel: str,
+    message: str,
+    config_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plain = [f"--config.model.{side}-attention.kind=plain" for side in ("encoder", "decoder")]
+    training = ["train", f"--config={config_file}", f"--run={tmp_path / 'run'}", *plain]
+    training += ["--config.model.cross-attention.score=additive"]
+    training += ["--config.model.attention-dropout=0"]
+    assert message in error_line([*training, f"--config.execution.kernel={kernel}"], capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_allocator_is_set_once() -> None:
+    code = "import os, sys; from transformer_jax.allocator import *; restart_with_allocator(); "
+    code += "print(os.environ['GLIBC_TUNABLES'], sys.argv[1:])"
+    for own, wanted in ((None, ALLOCATOR), ("glibc.malloc.check=0", "glibc.malloc.check=0")):
+        environment = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
+        environment |= {"GLIBC_TUNABLES": own} if own else {}
+        found = subprocess.run(
+            [sys.executable, "-c", code, "--x=1"], env=environment, capture_output=True, text=True
+        )
+        assert found.stdout == f"{wanted} ['--x=1']\n"
+
+
+def test_bad_runs_are_error_line(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def message(folder: Path) -> str:
+        return error_line(["translate", f"--run={folder}", "--input=/dev/null"], capsys)
+
+    assert "no such folder" in message(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    assert "is empty" in message(tmp_path / "empty")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    assert "is not a run" in message(other)
+
+    def changed(name: str, edit: Any) -> Path:
+        folder = tmp_path / name
+        shutil.copytree(finished.folder, folder)
+        edit(folder)
+        return folder
+
+    def stored(**values: Any) -> Any:
+        def edit(folder: Path) -> None:
+            path = folder / "config.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+        return edit
+
+    assert "format=2" in message(changed("newer", stored(format=2)))
+    assert "tokenizers=['a']: must be two" in message(changed("digests", stored(tokenizers=["a"])))
+    bad = {"config": {"model": {"layrs": 1}}}
+    assert "layrs: unknown key; did you mean layers?" in message(changed("key", stored(**bad)))
+    assert "damaged" in message(changed("cut", lambda f: (f / "config.json").write_text("{")))
+    assert "tokenizer.model" in message(
+        changed("tokenizer", lambda f: (f / "tokenizer.model").write_bytes(b"nonsense"))
+    )
+    assert "tokenizer.model: is damaged or is not the one that the run was trained with" in message(
+        changed(
+            "swapped",
+            lambda f: shutil.copy(
+                ROOT / "tests/fixtures/run/tokenizer.model", f / "tokenizer.model"
+            ),
+        )
+    )
+    assert "no whole checkpoint yet" in message(
+        changed("half", lambda f: shutil.rmtree(f / "checkpoints"))
+    )
+    wide = replace(finished.config, model=replace(finished.config.model, d_ff=64))
+    assert "ffn" in message(changed("shape", stored(config=to_json(wide))))
+
+
+def test_no_space_is_one_line_and_older_files_stay(
+    config_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "run"
+    command = ["train", f"--config={config_file}", f"--run={folder}"]
+    main([*command, "--config.train.steps=4"])
+    before = {p: p.read_bytes() for p in (folder / "checkpoints").rglob("*") if p.is_file()}
+    capsys.readouterr()
+
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--config.train.steps=8"])
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "error" in line] == lines[-1:]
+    assert re.match(r"transformer-jax: error: no space left in .*: [\d,]+ bytes needed", lines[-1])
+    assert {p: p.read_bytes() for p in before} == before
+    assert run.load(folder).best_step() == 4

@@ -1,0 +1,366 @@
+"""Ids, filters, subword sampling, and the cache of tokenized corpora."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from common import normalized
+from corpus_files import MALFORMED, PAIRS, text_pair, write
+
+from transformer_jax.config import DataConfig, TokenizerConfig
+from transformer_jax.data import dataset
+from transformer_jax.data.dataset import Examples, Ragged, Report
+from transformer_jax.special_ids import EOS
+from transformer_jax.text import tokenizer
+from transformer_jax.text.corpus import Corpus
+from transformer_jax.text.tokenizer import Tokenizer, Tokenizers
+
+
+@cache
+def tokenizers() -> Tokenizers:
+    lines = [f"the {i % 7} dogs of number {i}" for i in range(300)]
+    return tokenizer.train([(line, line[::-1]) for line in lines], TokenizerConfig(vocabulary=300))
+
+
+def tokenize(folder: Path, *corpora: str, **changes: Any) -> Examples:
+    """`dataset.tokenize` for training, with a cache in `folder`."""
+    options = {"max_length": 30, "filters": True, "process_index": 0} | changes
+    config = DataConfig(cache=str(folder / "cache"), max_ratio=options.pop("max_ratio", 9.0))
+    return dataset.tokenize([Corpus(name) for name in corpora], tokenizers(), config, **options)
+
+
+def ids(examples: Examples) -> list[tuple[list[int], list[int]]]:
+    pairs = [examples.pair(i) for i in range(len(examples))]
+    return [(source.tolist(), target.tolist()) for source, target in pairs]
+
+
+def encoded(pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+    encode = tokenizers().source.encode
+    return [([*encode(source), EOS], [*encode(target), EOS]) for source, target in pairs]
+
+
+# Ids
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_bad_input_leaves_nothing_in_the_cache(tmp_path: Path, name: str) -> None:
+    content, said = MALFORMED[name]
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=said):
+        tokenize(tmp_path, str(tmp_path / name))
+    assert not list(tmp_path.glob("cache/*"))
+
+
+def test_unequal_line_counts_leave_nothing_in_the_cache(tmp_path: Path) -> None:
+    names = [write(tmp_path / "a.en", "x\n" * 2), write(tmp_path / "a.de", "x\n" * 3)]
+    with pytest.raises(ValueError, match=r"a\.en has 2 lines and \S*a\.de has 3"):
+        tokenize(tmp_path, ",".join(names))
+    assert not list(tmp_path.glob("cache/*"))
+
+
+def test_ids_are_those_of_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "_CHUNK", 3)
+    pairs = [(f"{i} dogs", f"the {i}") for i in range(8)]
+    first = text_pair(tmp_path, pairs)
+    second = write(tmp_path / "more.tsv", "x\ty\n")
+    examples = tokenize(tmp_path, first, second)
+    wanted = encoded([*pairs, ("x", "y")])
+    assert ids(examples) == wanted
+    assert examples.report == Report(9, 0, 0, 0)
+    assert examples.lengths.tolist() == [[len(source), len(target)] for source, target in wanted]
+    assert ids(examples.take(np.array([8, 0, 8]))) == [wanted[8], wanted[0], wanted[8]]
+
+
+def test_filters_count_every_pair_they_leave_out(tmp_path: Path) -> None:
+    six = "q" * 5  # spelt in 6 tokens
+    pairs = [("a", "b"), ("", "b"), ("a", " "), (six, "b"), ("q" * 29, six), ("q" * 30, "b")]
+    pairs.append(("", "q" * 40))
+    name = text_pair(tmp_path, pairs)
+    lengths = [len(source) for source, _ in encoded(pairs)]
+    assert lengths[3:6] == [7, 31, 32]
+
+    trained = tokenize(tmp_path, name, max_length=31, max_ratio=2.0)
+    assert ids(trained) == encoded([pairs[0]])
+    assert trained.report == Report(kept=1, empty=3, too_long=1, length_ratio=2)
+    assert str(trained.report) == (
+        "1 pairs; left out: 3 with an empty side, 1 too long, 2 by length ratio"
+    )
+    wide = tokenize(tmp_path, name, max_length=32, max_ratio=31 / 7)
+    assert wide.report == Report(kept=3, empty=3, too_long=0, length_ratio=1)
+
+    dev = tokenize(tmp_path, name, max_length=31, filters=False)
+    assert ids(dev) == encoded(pairs[:5])
+    assert dev.report == Report(kept=5, empty=0, too_long=2, length_ratio=0)
+
+    with pytest.raises(ValueError, match=r"no pair is left: 0 pairs; left out: 3 with an empty"):
+        tokenize(tmp_path, name, max_length=2)
+
+
+def test_sampled_subwords_are_a_function_of_seed_epoch_and_pair(tmp_path: Path) -> None:
+    pairs = [(f"the {i} dogs of number", f"rebmun fo {i}") for i in range(40)]
+    examples = tokenize(tmp_path, text_pair(tmp_path, pairs))
+    far = np.array([99, 99])
+
+    def sample(rows: Sequence[int], seed: int = 0, epoch: int = 0) -> list[Any]:
+        return ids(examples.sample(np.array(rows), 0.5, seed, epoch, far))
+
+    every = sample(range(40))
+    assert sample([7, 3, 39]) == [every[7], every[3], every[39]]
+    for other in (sample(range(40), seed=1), sample(range(40), epoch=1), ids(examples)):
+        assert sum(a != b for a, b in zip(other, every, strict=True)) > 30
+    decode = tokenizers().source.decode
+    assert [(decode(source), decode(target)) for source, target in every] == pairs
+    assert all(side[-1] == EOS and side.count(EOS) == 1 for pair in every for side in pair)
+
+
+def test_a_sample_beyond_the_limits_is_the_pair_itself(tmp_path: Path) -> None:
+    pairs = [(f"the {i} dogs of number", "rebmun fo") for i in range(40)]
+    examples = tokenize(tmp_path, text_pair(tmp_path, pairs))
+    every = ids(examples.sample(np.arange(40), 0.5, 0, 0, np.array([99, 99])))
+    for side in (0, 1):
+        limits = np.array([99, 99])
+        limits[side] = int(np.median([len(pair[side]) for pair in every]))
+        limited = ids(examples.sample(np.arange(40), 0.5, 0, 0, limits))
+        wanted = [
+            new if len(new[side]) <= limits[side] else old
+            for new, old in zip(every, ids(examples), strict=True)
+        ]
+        assert limited == wanted
+        assert every != wanted
+
+
+def test_ragged_rows() -> None:
+    rows = [[1, 2, 3], [], [4], [5, 6]]
+    ragged = Ragged.of(rows)
+    assert [ragged.row(i).tolist() for i in range(4)] == rows
+    assert ragged.lengths().tolist() == [3, 0, 1, 2]
+    for chosen in (np.array([3, 0, 3, 1]), np.array([False, True, True, False]), np.zeros(0, int)):
+        taken = ragged.take(chosen)
+        wanted = [rows[i] for i in np.arange(4)[chosen]]
+        assert [taken.row(i).tolist() for i in range(len(wanted))] == wanted
+        assert taken.ids.tolist() == [i for row in wanted for i in row]
+
+
+# Cache
+
+
+@contextmanager
+def no_encoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Any use of the tokenizer fails."""
+
+    def fail(*_: object) -> None:
+        raise AssertionError("tokenized again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tokenizer, "encode_all", fail)
+        yield
+
+
+def test_text_is_tokenized_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = text_pair(tmp_path, PAIRS[::3])
+    made = tokenize(tmp_path, name)
+    with no_encoding(monkeypatch):
+        found = tokenize(tmp_path, name)
+        packed = tokenize(tmp_path, text_pair(tmp_path, PAIRS[::3], ".gz"))
+    assert ids(found) == ids(packed) == ids(made) == encoded([PAIRS[0], ("b", "ü")])
+    assert found.report == made.report
+    assert len(list(tmp_path.glob("cache/*"))) == 1
+
+
+def test_other_text_tokenizer_or_options_are_other_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = PAIRS[::3]
+    name = text_pair(tmp_path, pairs)
+    tokenize(tmp_path, name)
+    calls = [
+        lambda: tokenize(tmp_path, name, name),
+        lambda: tokenize(tmp_path, name, max_length=29),
+        lambda: tokenize(tmp_path, name, max_ratio=8.0),
+        lambda: tokenize(tmp_path, name, filters=False),
+    ]
+    for call in calls:
+        with no_encoding(monkeypatch), pytest.raises(AssertionError, match="tokenized again"):
+            call()
+    for count, call in enumerate(calls, 2):
+        call()
+        assert len(list(tmp_path.glob("cache/*"))) == count
+    text_pair(tmp_path, [*pairs, ("c", "c")])
+    assert len(tokenize(tmp_path, name)) == 3
+    apart = tokenizer.train([("abc", "cdc")] * 9, TokenizerConfig(vocabulary=264, joint=False))
+    config = DataConfig(cache=str(tmp_path / "cache"))
+    other = dataset.tokenize([Corpus(name)], apart, config, max_length=30, filters=True)
+    assert ids(other)[2] == ([*apart.source.encode("c"), EOS], [*apart.target.encode("c"), EOS])
+
+
+def test_the_cache_is_in_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = text_pair(tmp_path, PAIRS)
+
+    def made() -> list[str]:
+        dataset.tokenize([Corpus(name)], tokenizers(), DataConfig(), max_length=30, filters=True)
+        return [
+            path.parent.name for path in tmp_path.rglob("transformer_jax/corpora/*/report.json")
+        ]
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert len(made()) == 1
+    assert len(list((tmp_path / "xdg" / "transformer_jax" / "corpora").iterdir())) == 1
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert len(made()) == 2
+    assert len(list((tmp_path / "home/.cache/transformer_jax/corpora").iterdir())) == 1
+
+
+@pytest.mark.parametrize("file", ["source.ids", "target.offsets", "report.json"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
+def test_a_damaged_entry_is_made_anew(tmp_path: Path, file: str, damage: str) -> None:
+    name = text_pair(tmp_path, PAIRS)
+    wanted = ids(tokenize(tmp_path, name))
+    path = next(tmp_path.glob("cache/*")) / file
+    raw = path.read_bytes()
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes(raw[:-4] if damage == "cut" else bytes([raw[0] ^ 1]) + raw[1:])
+    assert ids(tokenize(tmp_path, name)) == wanted
+    assert path.read_bytes() == raw
+    assert len(list(tmp_path.glob("cache/*"))) == 1
+
+
+def test_other_processes_wait_for_process_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = text_pair(tmp_path, PAIRS)
+    found: list[Examples] = []
+    with monkeypatch.context() as patch:
+        encode_all = Tokenizer.encode_all
+
+        def encode(self: Tokenizer, texts: Any, threads: int = 1) -> Any:
+            assert threading.current_thread() is threading.main_thread()
+            return encode_all(self, texts, threads)
+
+        patch.setattr(Tokenizer, "encode_all", encode)
+        waiting = threading.Thread(
+            target=lambda: found.append(tokenize(tmp_path, name, process_index=1))
+        )
+        waiting.start()
+        time.sleep(0.1)
+        assert not found
+        made = tokenize(tmp_path, name)
+        waiting.join(20)
+    assert ids(found[0]) == ids(made)
+    assert ids(tokenize(tmp_path, name, process_index=1)) == ids(made)
+
+
+def test_waiting_ends_when_process_0_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset, "_PATIENCE", 0.3)
+    with pytest.raises(ValueError, match=r"data\.cache=\S*cache: process 0 has written nothing"):
+        tokenize(tmp_path, text_pair(tmp_path, PAIRS), process_index=1)
+
+
+def test_waiting_goes_on_while_process_0_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset, "_PATIENCE", 0.8)
+    name = text_pair(tmp_path, PAIRS)
+    tokenize(tmp_path / "elsewhere", name)
+    entry = next(tmp_path.glob("elsewhere/cache/*")).name
+    writing = tmp_path / "cache" / f"{entry}.x"
+    writing.mkdir(parents=True)
+    found: list[Examples] = []
+    waiting = threading.Thread(
+        target=lambda: found.append(tokenize(tmp_path, name, process_index=1))
+    )
+    waiting.start()
+    for _ in range(8):
+        (writing / "source.ids").touch()
+        time.sleep(0.2)
+    assert waiting.is_alive()
+    tokenize(tmp_path, name)
+    waiting.join(20)
+    assert len(found[0]) == 3
+
+
+def test_two_runs_may_build_the_same_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = text_pair(tmp_path, PAIRS)
+    write_files = dataset._write_files
+    inner: list[Examples] = []
+
+    def overtaken(folder: Path, chunks: Any) -> Report:
+        monkeypatch.setattr(dataset, "_write_files", write_files)
+        inner.append(tokenize(tmp_path, name))
+        inode = next(tmp_path.glob("cache/*/report.json")).stat().st_ino
+        report = write_files(folder, chunks)
+        inodes.append(inode)
+        return report
+
+    inodes: list[int] = []
+    monkeypatch.setattr(dataset, "_write_files", overtaken)
+    outer = tokenize(tmp_path, name)
+    assert ids(outer) == ids(inner[0])
+    left = list(tmp_path.glob("cache/*"))
+    assert len(left) == 1
+    assert (left[0] / "report.json").stat().st_ino == inodes[0]  # the first one stays
+
+
+def test_no_space_is_one_line_and_older_entries_stay_whole(tmp_path: Path) -> None:
+    older = text_pair(tmp_path, PAIRS)
+    wanted = ids(tokenize(tmp_path, older))
+    newer = write(tmp_path / "x.tsv", "the dogs\tof number\n" * 2000)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(ValueError, match=r"data\.cache: .*cache; must be a folder") as caught:
+            tokenize(tmp_path, newer)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(caught.value)
+    assert len(list(tmp_path.glob("cache/*"))) == 1
+    assert ids(tokenize(tmp_path, older)) == wanted
+    assert len(tokenize(tmp_path, newer)) == 2000
+
+
+def test_a_cache_that_is_no_folder_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "cache", "a file")
+    with pytest.raises(ValueError, match=r"data\.cache: .* while writing to \S*cache; must be a"):
+        tokenize(tmp_path, text_pair(tmp_path, PAIRS))
+
+
+def test_examples_are_memory_mapped(tmp_path: Path) -> None:
+    examples = tokenize(tmp_path, text_pair(tmp_path, PAIRS))
+    assert examples.source.ids.dtype == np.int32
+    assert isinstance(examples.source.ids.base, np.memmap)
+    assert not examples.source.ids.flags.writeable
+
+
+MULTI30K = Path(__file__).parents[3] / "shared" / "data" / "multi30k"
+
+
+@pytest.mark.skipif(not MULTI30K.exists(), reason="needs shared/data/multi30k beside the project")
+def test_text_comes_back_from_ids_of_multi30k(tmp_path: Path) -> None:
+    name = f"{MULTI30K}/val.en.gz,{MULTI30K}/val.de.gz"
+    made = tokenizer.train(Corpus(name).pairs(), TokenizerConfig(vocabulary=2000))
+    config = DataConfig(cache=str(tmp_path))
+    examples = dataset.tokenize([Corpus(name)], made, config, max_length=256, filters=True)
+    assert examples.report == Report(1014, 0, 0, 0)
+    for (source, _), (line, _) in zip(ids(examples), Corpus(name).pairs(), strict=True):
+        assert made.source.decode(source) == normalized(made.source, line)
+        assert made.source.encode(made.source.decode(source)) == source[:-1]
+
+
+def test_nothing_here_imports_jax() -> None:
+    code = "import sys, transformer_jax.data.dataset; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,247 @@
+"""The classifier: each label by a query of its own, over embeddings or the encoder's output."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from common import LENGTHS, VOCABULARY, WORDS, build, flat, forward, gradient, make_batch, tiny
+
+from transformer_jax.config import (
+    AttentionConfig,
+    Config,
+    DataConfig,
+    DecodeConfig,
+    ModelConfig,
+    TokenizerConfig,
+    TrainConfig,
+)
+from transformer_jax.decoding.strategies import make_search
+from transformer_jax.decoding.translator import Translator
+from transformer_jax.errors import UserError
+from transformer_jax.models.checks import check_model, check_packing
+from transformer_jax.models.classifier import Classifier
+from transformer_jax.models.make import count_parameters, make_model
+from transformer_jax.special_ids import EOS
+from transformer_jax.training.setup import prepare
+from transformer_jax.training.trainer import train
+from transformer_jax.types import Batch
+
+LABELS = 5
+
+
+def labelling(kind: str = "soft", **changes: Any) -> ModelConfig:
+    layer = 0 if kind == "hard" else None
+    attention = AttentionConfig(kind=kind, layer=layer)
+    plain = {"labels": LABELS, "layers": 0, "tied": "none", "cross_attention": attention}
+    return tiny(**(plain | changes))
+
+
+VARIANTS = {
+    "soft": labelling(),
+    "latent": labelling("latent", positions="learned", output_bias=True),
+    "hard": labelling("hard"),
+    "latent on the encoder": labelling("latent", layers=1, norm="pre", positions="relative"),
+}
+
+
+@pytest.fixture(params=VARIANTS.values(), ids=list(VARIANTS))
+def variant(request: pytest.FixtureRequest, strict: None) -> ModelConfig:
+    return request.param
+
+
+def test_it_learns_all_that_it_holds(variant: ModelConfig) -> None:
+    assert isinstance(make_model(variant, VOCABULARY, VOCABULARY), Classifier)
+    _, params = build(variant)
+    (total, count), grads = gradient(variant)(make_batch(LENGTHS))
+    assert jnp.isfinite(total)
+    assert count == 13
+    assert count_parameters(variant, VOCABULARY, VOCABULARY) == sum(
+        leaf.size for leaf in flat(params).values()
+    )
+    for name, leaf in flat(grads).items():
+        assert np.isfinite(leaf).all(), name
+        hard = variant.cross_attention.kind == "hard" and ("/query" in name or "/key" in name)
+        assert np.any(leaf) or name.endswith("key/bias") or hard, name
+
+
+def test_latent_weights_are_the_formula_of_the_paper() -> None:
+    """l = softmax(uᵀE), A = softmax(VᵀE) over positions, w = A l: in float64."""
+    config = labelling("latent", positions="learned", heads=1, bias=False)
+    _, params = build(config)
+    batch = make_batch(LENGTHS)
+    _, weights = forward(config)(batch)
+    exact = {name: np.asarray(leaf, np.float64) for name, leaf in flat(params).items()}
+
+    def softmax(scores: np.ndarray) -> np.ndarray:
+        e = np.exp(scores - scores.max())
+        return e / e.sum()
+
+    u = exact["queries"] @ exact["cross_attention/query/kernel"][:, 0] / config.d_model**0.5
+    for number, (row, (length, _)) in enumerate(zip(batch.source, LENGTHS, strict=True)):
+        table, places = (exact[f"source_embedding/{part}"] for part in ("embedding", "positions"))
+        e = table[row[:length]] * config.d_model**0.5 + places[:length]
+        e = e @ exact["cross_attention/key/kernel"][:, 0]
+        v = exact["cross_attention/weighing/active"][0]
+        active = [softmax((token @ v)[:length]) for token in e]
+        wanted = [softmax(e @ label) @ np.stack(active) for label in u]
+        found = weights["labels/cross_attention"][number, 0]
+        np.testing.assert_allclose(found[:, :length], wanted, atol=2e-6)
+        assert not found[:, length:].any()
+
+
+def test_each_label_is_independent(variant: ModelConfig) -> None:
+    """A label's logits depend on its own query, on no other's and on no target."""
+    model, params = build(variant)
+    batch = Batch(*map(jnp.asarray, make_batch(LENGTHS)[:3]))
+
+    def of_queries(queries: jax.Array) -> jax.Array:
+        return jnp.sum(model.apply({"params": params | {"queries": queries}}, batch)[0], (0, 2))
+
+    moved = np.abs(jax.jit(jax.jacrev(of_queries))(params["queries"])).sum(-1) > 0
+    np.testing.assert_array_equal(moved, np.eye(LABELS + 1, dtype=bool))
+    logits, _ = forward(variant)(batch)
+    other, _ = forward(variant)(batch._replace(target_in=batch.target_in[::-1]))
+    np.testing.assert_array_equal(logits, other)
+    fewer, _ = forward(variant)(Batch(*(x[:, :2] if i else x for i, x in enumerate(batch[:3]))))
+    np.testing.assert_allclose(fewer, logits[:, :2], rtol=0, atol=1e-6)
+
+
+def test_no_label_sees_padding(variant: ModelConfig) -> None:
+    model, params = build(variant)
+    narrow = Batch(*map(jnp.asarray, make_batch(LENGTHS)[:3]))
+
+    def of_table(table: jax.Array) -> jax.Array:
+        changed = params | {"source_embedding": params["source_embedding"] | {"embedding": table}}
+        return jnp.sum(model.apply({"params": changed}, narrow)[0] ** 2)
+
+    of_ids = np.abs(jax.jit(jax.grad(of_table))(params["source_embedding"]["embedding"])).sum(-1)
+    assert not of_ids[0].any()
+    assert of_ids.any()
+    wide = narrow._replace(source=jnp.pad(narrow.source, [(0, 0), (0, 5)]))
+    (logits, _), (padded, _) = forward(variant)(narrow), forward(variant)(wide)
+    np.testing.assert_allclose(padded, logits, rtol=0, atol=5e-6)
+
+
+def test_steps_are_teacher_forcing(variant: ModelConfig) -> None:
+    """Logits ignore earlier ids; after the last label they are those of the end symbol."""
+    beams, (model, params), batch = 2, build(variant), make_batch(LENGTHS)
+    logits, _ = forward(variant)(batch)
+
+    @jax.jit
+    def decode(source: jax.Array) -> jax.Array:
+        state = model.apply({"params": params}, source, beams, 16, method="prefill")
+
+        def advance(state: Any, index: jax.Array) -> Any:
+            ids = jnp.full((4, beams), 5 + index)
+            out: Any = model.apply({"params": params}, ids, state, index, method="decode_step")
+            return out[1], out[0]
+
+        return jnp.moveaxis(jax.lax.scan(advance, state, jnp.arange(LABELS + 3))[1], 0, 2)
+
+    wanted = np.take(logits, [0, 1, 2, 3, 4, 5, 5, 5], axis=1)
+    found = decode(jnp.asarray(batch.source))
+    for beam in range(beams):
+        np.testing.assert_allclose(found[:, beam], wanted, rtol=0, atol=1e-6)
+
+
+def test_search_takes_the_likeliest_label_at_each_position() -> None:
+    model, params = build(labelling("latent"))
+    output = params["output"].at[EOS].set(9 * params["queries"][3])  # likely at the fourth position
+    params = params | {"output": output}
+    batch = Batch(*map(jnp.asarray, make_batch([(n, 6) for n in range(1, 8)] * 4, seed=3)[:3]))
+    logits = model.apply({"params": params}, batch)[0]
+    search = jax.jit(make_search(model, DecodeConfig(beam=1)))
+    found = search(params, batch.source).ids[:, 0, : LABELS + 1]
+    wanted = np.asarray(logits)[..., 1:].argmax(-1) + 1
+    ends = wanted == EOS
+    assert ends[:, :-1].any()
+    np.testing.assert_array_equal(found, np.where(ends.cumsum(axis=1) > ends, 0, wanted))
+
+
+def test_without_positions_a_soft_classifier_reads_a_bag_of_words() -> None:
+    source = jnp.asarray([[3, 4, 5, 6, 2], [6, 4, 2, 5, 3]])
+    for positions, same in (("none", True), ("learned", False)):
+        batch = Batch(source, jnp.ones_like(source[:, :2]), source[:, :2])
+        logits, _ = forward(labelling(positions=positions))(batch)
+        assert np.allclose(logits[0], logits[1], atol=1e-6) == same
+
+
+def labels_of(sentence: list[str]) -> str:
+    return f"{WORDS[sentence[0]]} {WORDS[sentence[-1]]}"
+
+
+def corpus_file(path: Path, labels: str = "") -> Config:
+    """Colours with the German words for the first and the last one as labels."""
+    rows = [[a, b, c] for a in WORDS for b in WORDS for c in WORDS]
+    path.write_text("".join(f"{' '.join(r)}\t{labels_of(r)}{labels}\n" for r in rows), "utf-8")
+    return Config(
+        model=replace(labelling("latent", positions="learned"), labels=2),
+        tokenizer=TokenizerConfig(kind="word", joint=False),
+        data=DataConfig(train=(str(path),), dev=(str(path),), batch_tokens=256, shapes=1),
+        train=TrainConfig(steps=4, evaluate_every=4, save_every=4),
+        decode=DecodeConfig(beam=2),
+    )
+
+
+def test_the_loop_trains_it(tmp_path: Path) -> None:
+    config = corpus_file(tmp_path / "colours.tsv")
+    made = train(config, tmp_path / "run")
+    outputs = Translator.load(made.folder)(["red old new", "", "blue purple"])
+    known = {*WORDS.values()}
+    assert outputs[1] == ""
+    assert all({*output.split()} <= known for output in outputs), outputs
+
+
+def test_more_labels_than_the_model_has_are_refused(tmp_path: Path) -> None:
+    said = r"model\.labels=2: must be at least 3, since there are targets of 4 tokens, end symbol"
+    with pytest.raises(ValueError, match=said):
+        prepare(corpus_file(tmp_path / "colours.tsv", labels=" rot"))
+    model = make_model(replace(labelling(), labels=2), VOCABULARY, VOCABULARY)
+    with pytest.raises(ValueError, match=said):
+        jax.eval_shape(model.init, jax.random.key(0), make_batch([(5, 4)], target=4))
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    (r"model\.labels=0: must be above 0", {"labels": 0}),
+    (r"model\.layers=0: must be above 0", {"labels": None}),
+    (r"model\.layers=-1: must be at least 0", {"layers": -1}),
+    (r"model\.tied='all': must be none where model\.labels is set", {"tied": "all"}),
+    (r"model\.decoder_layers=1: must be left out where the model has no", {"decoder_layers": 1}),
+    (
+        r"model\.decoder_attention=.*: must be left out where the model has no decoder",
+        {"decoder_attention": AttentionConfig(score="dot")},
+    ),
+    (
+        r"model\.encoder_attention=.*: must be left out where the model has no encoder layer",
+        {"encoder_attention": AttentionConfig(score="dot")},
+    ),
+    (
+        r"model\.positions='alibi': must be sinusoidal, learned or none where model\.layers=0",
+        {"positions": "alibi"},
+    ),
+    (
+        r"cross_attention\.kind='local-m': must be another kind, since labels have no position",
+        {"cross_attention": AttentionConfig(kind="local-m", window=2)},
+    ),
+    (
+        r"cross_attention\.layer=1: must be from 0 to 0",
+        {"cross_attention": AttentionConfig(kind="hard", layer=1), "layers": 2},
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "changes"), REFUSED, ids=range(len(REFUSED)))
+def test_what_makes_no_sense_is_refused(message: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=message):
+        check_model(labelling(**changes))
+
+
+def test_labels_are_refused_with_packing() -> None:
+    with pytest.raises(
+        ValueError, match=r"data\.packing=True: must be false where model\.labels=5"
+    ):
+        check_packing(labelling())

@@ -1,0 +1,98 @@
+"""The model agrees with one built from PyTorch's own layers (tests/fixtures/torch_*.npz)."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from common import assert_gradients_close, loss_of
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.interop.arrays import params_from_arrays
+from transformer_jax.models.embedding import sinusoids
+from transformer_jax.models.transformer import Transformer
+from transformer_jax.special_ids import PAD
+from transformer_jax.types import Batch, Params
+
+
+class Reference:
+    """One file of inputs, weights and answers, and our model of the same architecture."""
+
+    def __init__(self, path: Path, norm: Any) -> None:
+        self.data = dict(np.load(path))
+        config = ModelConfig(
+            layers=2, d_model=32, heads=4, d_ff=64, max_length=16, norm=norm, dropout=0.0
+        )
+        self.model = Transformer(config, 53, 53)
+        self.batch = Batch(*(jnp.asarray(self.data[k]) for k in ("src", "tgt_in", "tgt_out")))
+        self.shapes = jax.eval_shape(self.model.init, jax.random.key(0), self.batch)["params"]
+        self.params = self.tree("param")
+
+    def tree(self, kind: str) -> Params:
+        """Its parameters or gradients by our names, with heads in a dimension of their own."""
+        arrays = {
+            name.removeprefix(f"{kind}/"): array
+            for name, array in self.data.items()
+            if name.startswith(f"{kind}/")
+        }
+        return params_from_arrays(
+            arrays,
+            self.shapes,
+            lambda ours: ours.replace("layers_", "").replace("target_embedding", "embed"),
+        )
+
+    def apply(self, *arguments: Any, method: str, **static: Any) -> Any:
+        run = jax.jit(lambda p, *a: self.model.apply({"params": p}, *a, **static, method=method))
+        return run(self.params, *arguments)
+
+
+@pytest.fixture(scope="module", params=["post", "pre"])
+def reference(request: pytest.FixtureRequest) -> Reference:
+    folder = Path(__file__).parents[1] / "fixtures"
+    return Reference(folder / f"torch_{request.param}_ln.npz", request.param)
+
+
+def test_memory(reference: Reference) -> None:
+    memory, _ = reference.apply(reference.batch.source, method="encode")
+    real = reference.data["src"] != PAD
+    np.testing.assert_allclose(memory[real], reference.data["memory"][real], rtol=0, atol=1e-4)
+
+
+def test_logits(reference: Reference) -> None:
+    logits = reference.apply(reference.batch, method="__call__").logits
+    real = reference.data["tgt_out"] != PAD
+    np.testing.assert_allclose(logits[real], reference.data["logits"][real], rtol=0, atol=1e-4)
+
+
+def test_loss_and_gradients(reference: Reference) -> None:
+    data, batch = reference.data, reference.batch
+    grad = jax.jit(jax.value_and_grad(loss_of(reference.model), has_aux=True))
+    (smoothed, (count, _)), gradient = grad(reference.params, batch, None, {})
+    plain, _ = jax.jit(loss_of(reference.model, 0.0))(reference.params, batch, None, {})
+    np.testing.assert_allclose(smoothed / count, data["loss_smoothed"], rtol=1e-5)
+    np.testing.assert_allclose(plain / count, data["loss_plain"], rtol=1e-5)
+    mean = jax.tree.map(lambda g: g / count, gradient)
+    assert_gradients_close(mean, reference.tree("grad"), 1e-4)
+
+
+def test_stepwise_logits(reference: Reference) -> None:
+    target = reference.batch.target_in
+    state = reference.apply(reference.batch.source, method="prefill", beams=1, length=16)
+    step = jax.jit(
+        lambda ids, state, index: reference.model.apply(
+            {"params": reference.params}, ids, state, index, method="decode_step"
+        )
+    )
+    real = reference.data["tgt_out"] != PAD
+    for index in range(target.shape[1]):
+        logits, state, _ = step(target[:, index, None], state, jnp.asarray(index))
+        wanted = reference.data["logits"][:, index]
+        rows = real[:, index]
+        np.testing.assert_allclose(logits[rows, 0], wanted[rows], rtol=0, atol=1e-4)
+
+
+def test_positions(fixtures: Path) -> None:
+    wanted = np.load(fixtures / "torch_post_ln.npz")["positional"]
+    np.testing.assert_allclose(sinusoids(128, 64), wanted, rtol=0, atol=1e-6)

@@ -1,0 +1,364 @@
+"""The Transformer: what depends on what, every variant, decoding by steps, packing, export."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from common import (
+    LENGTHS,
+    VOCABULARY,
+    assert_gradients_close,
+    assert_packed_is_unpacked,
+    assert_steps_are_teacher_forcing,
+    build,
+    flat,
+    forward,
+    gradient,
+    make_batch,
+    pack,
+    shift_right,
+    tiny,
+)
+from jax import export
+
+from transformer_jax.attention import Mask
+from transformer_jax.config import BASE, BIG, SMALL, TINY, ModelConfig
+from transformer_jax.models.embedding import Embedding, sinusoids
+from transformer_jax.models.feed_forward import FeedForward
+from transformer_jax.models.layers import (
+    DecoderLayer,
+    EncoderLayer,
+    SelfAttentionInputs,
+)
+from transformer_jax.models.make import count_parameters
+from transformer_jax.models.transformer import Transformer
+from transformer_jax.special_ids import PAD
+from transformer_jax.types import Batch
+
+pytestmark = pytest.mark.usefixtures("strict")
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "the paper's": {},
+    "pre-norm, deeper encoder": {"norm": "pre", "layers": 2, "decoder_layers": 1},
+    "deeper decoder, decoder tied": {"decoder_layers": 2, "tied": "decoder"},
+    "untied, output bias, gelu": {"tied": "none", "output_bias": True, "activation": "gelu"},
+    "learned positions, silu": {"positions": "learned", "tied": "decoder", "activation": "silu"},
+    "odd width, scale": {"positions": "learned", "d_model": 15, "heads": 3, "embedding_scale": 2.0},
+    "no positions": {"positions": "none"},
+    "swiglu, no biases, halves": {
+        "activation": "swiglu",
+        "bias": False,
+        "position_layout": "halves",
+        "norm_eps": 1e-5,
+    },
+}
+
+
+@pytest.fixture(params=VARIANTS.values(), ids=list(VARIANTS))
+def variant(request: pytest.FixtureRequest) -> ModelConfig:
+    return tiny(**request.param)
+
+
+def shapes_of(config: ModelConfig, source: int, target: int) -> dict[str, Any]:
+    """Names and shapes of the parameters, without making them."""
+    model = Transformer(config, source, target)
+    tree = jax.eval_shape(model.init, jax.random.key(0), make_batch([(3, 3)]))
+    assert set(tree) == {"params"}
+    return flat(tree["params"])
+
+
+def size_of(shapes: dict[str, Any]) -> int:
+    return sum(int(np.prod(leaf.shape)) for leaf in shapes.values())
+
+
+# ----- parameters
+
+
+@pytest.mark.parametrize(
+    ("config", "vocabulary"), [(TINY, 4000), (SMALL, 8000), (BASE, 37000), (BIG, 37000)]
+)
+def test_parameter_counts_of_presets(config: ModelConfig, vocabulary: int) -> None:
+    d, f, n = config.d_model, config.d_ff, config.layers
+    attention, ffn, norm = 4 * (d * d + d), 2 * d * f + f + d, 2 * d
+    wanted = vocabulary * d + n * (3 * attention + 2 * ffn + 5 * norm)
+    assert size_of(shapes_of(config, vocabulary, vocabulary)) == wanted
+    assert count_parameters(config, vocabulary, vocabulary) == wanted
+
+
+def test_parameter_counts_of_variants(variant: ModelConfig) -> None:
+    source = 13 if variant.tied == "all" else 17
+    shapes = shapes_of(variant, source, 13)
+    assert count_parameters(variant, source, 13) == size_of(shapes)
+    assert all(leaf.dtype == jnp.float32 for leaf in shapes.values())
+
+
+def test_initial_values() -> None:
+    model = Transformer(tiny(tied="none", output_bias=True), 400, 500)
+    batch = make_batch([(3, 3)])
+    init = jax.jit(model.init)
+    params = init(jax.random.key(0), batch)["params"]
+    again = flat(init(jax.random.key(0), batch)["params"])
+    other = flat(init(jax.random.key(1), batch)["params"])
+    for name, leaf in flat(params).items():
+        np.testing.assert_array_equal(leaf, again[name])
+        if name.endswith(("kernel", "output")):
+            # Xavier's bound for the whole matrix, whatever its heads.
+            inputs = leaf.size // 16 if name.endswith("out/kernel") else leaf.shape[0]
+            bound = (6 / (inputs + leaf.size // inputs)) ** 0.5
+            assert 0.97 * bound < np.abs(leaf).max() <= bound
+            assert np.any(leaf != other[name])
+        elif name.endswith("embedding"):
+            np.testing.assert_allclose(np.std(leaf), 16**-0.5, rtol=0.05)
+        else:
+            assert (leaf == (1.0 if name.endswith("scale") else 0.0)).all()
+
+
+def test_two_vocabularies_cannot_be_tied() -> None:
+    with pytest.raises(ValueError, match=r"model\.tied='all': needs one vocabulary, not 13 and 17"):
+        shapes_of(tiny(), 13, 17)
+
+
+def test_layout_halves_has_the_same_waves() -> None:
+    interleaved, halves = sinusoids(20, 8), sinusoids(20, 8, "halves")
+    np.testing.assert_array_equal(halves[:, :4], interleaved[:, 0::2])
+    np.testing.assert_array_equal(halves[:, 4:], interleaved[:, 1::2])
+
+
+# ----- forward and backward
+
+
+def test_variants_run_forward_and_backward(variant: ModelConfig) -> None:
+    (total, count), grads = gradient(variant)(make_batch(LENGTHS))
+    assert jnp.isfinite(total)
+    assert count == 13
+    for name, leaf in flat(grads).items():
+        assert np.isfinite(leaf).all(), name
+        # A bias on keys moves all of a query's scores alike: no gradient but rounding.
+        assert np.any(leaf) or name.endswith("key/bias"), name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm_eps": 0.1},
+        {"embedding_scale": 1.0},
+        {"activation": "gelu"},
+        {"activation": "silu"},
+        {"position_layout": "halves"},
+    ],
+)
+def test_options_change_the_output(changes: dict[str, Any]) -> None:
+    batch = make_batch(LENGTHS)
+    (plain, _), (changed, _) = forward(tiny())(batch), forward(tiny(**changes))(batch)
+    assert np.abs(plain - changed).max() > 1e-3
+
+
+def test_gelu_is_the_exact_one() -> None:
+    """It is the same as PyTorch's default; the tanh approximation differs by up to 5e-4."""
+    x = jnp.linspace(-4.0, 4.0, 15).reshape(1, 1, 15)
+    eye = {"kernel": jnp.eye(15), "bias": jnp.zeros(15)}
+    config = ModelConfig(d_model=15, heads=3, d_ff=15, positions="learned", activation="gelu")
+    params = {"in": eye, "out": eye}
+    found, _ = FeedForward(config).apply({"params": params}, x, None)
+    wanted = [value * (1 + math.erf(value / 2**0.5)) / 2 for value in x.ravel().tolist()]
+    np.testing.assert_allclose(jnp.ravel(jnp.asarray(found)), wanted, atol=1e-6)
+
+
+@pytest.fixture
+def promotion(strict: None) -> Iterator[None]:
+    """Flax's layer normalisation promotes bfloat16 by itself."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.mark.usefixtures("promotion")
+def test_bfloat16_computes_near_float32() -> None:
+    batch = make_batch(LENGTHS)
+    config = tiny(dtype="bfloat16")
+    model, params = build(config)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(shapes))
+    logits, weights = forward(config)(batch)
+    exact, _ = forward(tiny())(batch)
+    assert logits.dtype == jnp.float32
+    assert all(each.dtype == jnp.float32 for each in weights.values())
+    real = batch.target_out != PAD
+    assert 0 < np.abs(logits - exact)[real].max() < 0.05 * np.abs(exact).max()
+    memory, _ = jax.eval_shape(
+        lambda p: model.apply({"params": p}, jnp.asarray(batch.source), method="encode"), params
+    )
+    assert memory.dtype == jnp.bfloat16
+
+
+def test_weights_are_returned_by_layer() -> None:
+    _, weights = forward(tiny(layers=2))(make_batch(LENGTHS))
+    names = [f"encoder/{i}/self_attention" for i in range(2)]
+    names += [f"decoder/{i}/{kind}_attention" for i in range(2) for kind in ("self", "cross")]
+    assert sorted(weights) == sorted(names)
+    assert weights["decoder/0/cross_attention"].shape == (4, 2, 6, 7)
+    for each in weights.values():
+        np.testing.assert_allclose(each.sum(-1), 1.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("where", ["dropout", "attention_dropout", "ffn_dropout"])
+def test_dropout_with_a_key(where: str) -> None:
+    batch = make_batch(LENGTHS)
+    run, (plain, _) = forward(tiny(**{where: 0.5})), forward(tiny())(batch)
+    one, again = run(batch, jax.random.key(0))[0], run(batch, jax.random.key(0))[0]
+    np.testing.assert_array_equal(one, again)
+    assert np.abs(one - plain).max() > 1e-3
+    assert np.abs(one - run(batch, jax.random.key(1))[0]).max() > 1e-3
+
+
+def test_dropout_is_on_embeddings_and_on_what_every_sublayer_adds() -> None:
+    """The number of unchanged elements is that of elements dropped independently at every place."""
+    config, key = tiny(dropout=0.5, norm="pre"), jax.random.key(0)
+    ids, mask = jnp.full((8, 16), 3), Mask()
+    inputs = SelfAttentionInputs(mask, jnp.arange(16)[None], None)
+    x = jax.random.normal(key, (8, 16, 16))
+
+    def unchanged(module: Any, before: Any, *arguments: Any, method: Any = None) -> float:
+        run = jax.jit(lambda: module.init_with_output(key, *arguments, key, method=method)[0])
+        output = run()
+        return float(np.mean((output if method else output[0]) == before))
+
+    def decode(layer: DecoderLayer, x: Any, key: Any) -> Any:
+        return layer(x, layer.cross_attention.project(x), inputs, mask, key)[0]
+
+    def embed(module: Embedding, ids: Any, key: Any) -> Any:
+        return module(ids, None, key)
+
+    # Five standard deviations of the mean of 2,048 coin tosses.
+    assert abs(unchanged(Embedding(config, 11), 0.0, ids, method=embed) - 1 / 2) < 0.055
+    assert abs(unchanged(EncoderLayer(config), x, x, inputs) - 1 / 4) < 0.05
+    assert abs(unchanged(DecoderLayer(config), x, x, method=decode) - 1 / 8) < 0.04
+
+
+def test_no_key_is_no_dropout() -> None:
+    config = tiny(dropout=0.5, attention_dropout=0.5, ffn_dropout=0.5)
+    batch = make_batch(LENGTHS)
+    np.testing.assert_array_equal(forward(config)(batch)[0], forward(tiny())(batch)[0])
+
+
+# ----- what depends on what
+
+
+@pytest.fixture(scope="module")
+def influence() -> tuple[Batch, np.ndarray, np.ndarray]:
+    """A pair of distinct ids, and the effect of each source and target id [V] on each output."""
+    config = tiny(tied="none")
+    model, params = build(config)
+    source = np.array([[3, 4, 5, 6, 2, 0, 0]], np.int32)
+    target = np.array([[3, 4, 5, 6, 7, 8]], np.int32)
+    batch = Batch(source, shift_right(target), target)
+    direction = jax.random.normal(jax.random.key(0), (VOCABULARY,))
+
+    def position_scores(embeddings: tuple, batch: Batch) -> jax.Array:
+        of_source, of_target = embeddings
+        changed = params | {
+            "source_embedding": {"embedding": of_source},
+            "target_embedding": {"embedding": of_target},
+        }
+        return model.apply({"params": changed}, batch)[0][0] @ direction
+
+    tables = tuple(params[f"{side}_embedding"]["embedding"] for side in ("source", "target"))
+    jacobian = jax.jit(jax.jacrev(position_scores))(tables, batch)
+    of_source, of_target = (np.abs(j).sum(-1) for j in jacobian)
+    return batch, of_source, of_target
+
+
+def test_no_position_sees_what_follows_it(influence: Any) -> None:
+    batch, _, of_target = influence
+    read = batch.target_in[0]
+    sees = of_target[:, read] > 0  # [position, position read]
+    np.testing.assert_array_equal(sees, np.tri(len(read), dtype=bool))
+
+
+def test_every_position_sees_the_whole_source_but_no_padding(influence: Any) -> None:
+    _, of_source, _ = influence
+    assert (of_source[:, [3, 4, 5, 6, 2]] > 0).all()
+    assert not of_source[:, 0].any()
+
+
+def test_padding_changes_nothing() -> None:
+    run = forward(tiny())
+    narrow = make_batch(LENGTHS)
+    wide = Batch(*(np.pad(x, [(0, 0), (0, 5)]) for x in narrow[:3]))
+    (logits, _), (padded, _) = run(narrow), run(wide)
+    np.testing.assert_allclose(padded[:, :6], logits, rtol=0, atol=2e-6)
+
+
+def test_rows_do_not_depend_on_each_other() -> None:
+    run, batch = forward(tiny()), make_batch(LENGTHS)
+    (logits, _) = run(batch)
+    reverse, _ = run(Batch(*(x[::-1] for x in batch[:3])))
+    np.testing.assert_allclose(reverse[::-1], logits, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_empty_rows_are_finite_and_have_no_gradient(norm: Any) -> None:
+    run = gradient(tiny(norm=norm))
+    (total, count), grads = run(make_batch([(0, 0)] * 4))
+    assert (total, count) == (0, 0)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(grads))
+    # An empty source beside a target: nothing to attend to, and still a loss.
+    (total, _), grads = run(make_batch([(0, 4), (3, 5), (0, 0), (7, 6)]))
+    assert jnp.isfinite(total)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
+def test_packed_is_unpacked() -> None:
+    assert_packed_is_unpacked(tiny(), make_batch(LENGTHS), 2e-6)
+
+
+def test_packed_loss_and_gradients_are_the_unpacked() -> None:
+    run, batch = gradient(tiny()), make_batch(LENGTHS)
+    (apart, count), wanted = run(batch)
+    (together, packed_count), found = run(pack(batch, [[2, 0], [3, 1]], 18))
+    assert packed_count == count == 13
+    np.testing.assert_allclose(together, apart, rtol=1e-5)
+    assert_gradients_close(found, wanted, 1e-5)
+
+
+def test_longer_than_the_positions_is_an_error() -> None:
+    model, params = build(tiny(max_length=8))
+    ids = jnp.ones((1, 9), jnp.int32)
+    with pytest.raises(ValueError, match=r"length=9: must be at most model\.max_length=8"):
+        model.apply({"params": params}, ids, method="encode")
+    with pytest.raises(ValueError, match=r"length=10: must be at most model\.max_length=8"):
+        model.apply({"params": params}, ids[:, :8], beams=1, length=10, method="prefill")
+
+
+# ----- decoding by steps
+
+
+def test_steps_are_teacher_forcing() -> None:
+    weights = assert_steps_are_teacher_forcing(tiny(layers=2), 3, 5e-6)
+    assert weights["decoder/1/cross_attention"].shape == (6, 4, 2, 3, 7)
+
+
+@pytest.mark.usefixtures("promotion")
+def test_encode_and_step_export_with_symbolic_sizes() -> None:
+    model, params = build(tiny(positions="learned", dtype="bfloat16"))
+    rows, width = export.symbolic_shape("rows, width")
+    ids = jax.ShapeDtypeStruct((rows, width), jnp.int32)
+
+    def start(source: jax.Array) -> Any:
+        return model.apply({"params": params}, source, 3, 9, method="prefill")
+
+    def step(ids: jax.Array, state: Any, index: jax.Array) -> Any:
+        return model.apply({"params": params}, ids, state, index, method="decode_step")[:2]
+
+    started = export.export(jax.jit(start))(ids)
+    state = jax.eval_shape(start, ids)
+    last = jax.ShapeDtypeStruct((rows, 3), jnp.int32)
+    stepped = export.export(jax.jit(step))(last, state, jax.ShapeDtypeStruct((), jnp.int32))
+    source = jnp.asarray(make_batch(LENGTHS).source)
+    state, first = started.call(source), jnp.full((4, 3), 1, jnp.int32)
+    wanted = jax.jit(step)(first, jax.jit(start)(source), jnp.asarray(0))[0]
+    logits, _ = stepped.call(first, state, jnp.asarray(0))
+    np.testing.assert_allclose(logits, wanted, atol=1e-6)

@@ -1,0 +1,369 @@
+"""Checkpoints come back bit for bit or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from transformer_jax.config import OptimizerConfig
+from transformer_jax.parallel.mesh import make_mesh, replicate
+from transformer_jax.runs import checkpoint
+from transformer_jax.runs.checkpoint import Checkpoints
+from transformer_jax.runs.manifest import FORMAT
+from transformer_jax.training.optimizer import make_optimizer
+from transformer_jax.training.step import TrainState, init_state
+
+
+def make_params(scale: float = 1.0) -> dict[str, Any]:
+    bits = np.array([0x80000000, 0x7FC12345, 0xFF800000, 1], np.uint32)  # -0, NaN, -inf, tiny
+    return {
+        "decoder": {"layer_0": {"kernel": scale * jnp.arange(12.0).reshape(3, 4) / 7}},
+        "encoder": {"odd": jnp.asarray(bits.view(np.float32)), "half": jnp.ones(5, jnp.bfloat16)},
+    }
+
+
+def make_state() -> TrainState:
+    """A state after one update, with a moving average that differs from the parameters."""
+    optimizer = make_optimizer(OptimizerConfig(clip_norm=1.0), 64)
+    state = init_state(make_params(), optimizer, ema=0.9)
+    _, opt_state = optimizer.update(make_params(2.0), state.opt_state, state.params)
+    return state._replace(step=state.step + 1, opt_state=opt_state, ema=make_params(3.0))
+
+
+def save(folder: Path, *steps: int, best: int = 0) -> None:
+    with Checkpoints(folder, keep=9) as checkpoints:
+        for step in steps:
+            trees = {"weights": make_params(step), "training": {"step": jnp.array(step)}}
+            checkpoints.save(step, trees, {"position": step}, best=step == best)
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    def same(x: Any, y: Any) -> bool:
+        x, y = np.asarray(x), np.asarray(y)
+        return (x.shape, x.dtype, x.tobytes()) == (y.shape, y.dtype, y.tobytes())
+
+    return jax.tree.all(jax.tree.map(same, a, b))
+
+
+def edit_manifest(folder: Path, step: int, change: Any) -> None:
+    path = folder / f"{step:08d}" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def test_state_returns_bit_for_bit(tmp_path: Path) -> None:
+    state = make_state()
+    training = state._replace(ema=None)
+    progress = {"position": 7, "best_score": 0.1, "patience": 2, "note": None}
+    with Checkpoints(tmp_path / "run" / "checkpoints", keep=3) as checkpoints:
+        trees = {"weights": state.eval_params, "training": training}
+        checkpoints.save(1000, trees, progress)
+    folder = tmp_path / "run" / "checkpoints"
+    restored = checkpoint.restore(folder, 1000, "training", training)
+    assert jax.tree.structure(restored) == jax.tree.structure(training)
+    assert same_bits(restored, training)
+    assert jax.tree.map(lambda x: x.sharding, restored) == jax.tree.map(
+        lambda x: x.sharding, training
+    )
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), training)
+    host = checkpoint.restore(folder, 1000, "training", like)
+    assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(host))
+    assert same_bits(host, training)
+    weights = checkpoint.restore(folder, 1000, "weights")
+    assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(weights))
+    assert same_bits(weights, state.ema)
+    assert checkpoint.progress(folder, 1000) == progress
+
+
+def test_arrays_may_be_donated_right_after_save(tmp_path: Path) -> None:
+    increment = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    with Checkpoints(tmp_path, keep=9) as checkpoints:
+        tree = increment({"big": jnp.zeros(1_000_000), "small": jnp.zeros((), jnp.int32)})
+        for step in range(1, 4):
+            checkpoints.save(step, {"weights": tree}, {})
+            for _ in range(5):
+                tree = increment(tree)
+    for step, value in ((1, 1), (2, 6), (3, 11)):
+        weights = checkpoint.restore(tmp_path, step, "weights")
+        assert np.all(weights["big"] == value)
+        assert weights["small"] == value
+
+
+def test_newest_and_best_are_kept(tmp_path: Path) -> None:
+    assert checkpoint.steps(tmp_path / "missing") == []
+    tree = {"weights": {"x": jnp.ones(2)}}
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        assert checkpoint.best_step(tmp_path) is None
+        for step in range(1, 7):
+            checkpoints.save(step * 10, tree, {}, best=step in (1, 3))
+    assert checkpoint.steps(tmp_path) == [30, 50, 60]
+    assert checkpoint.best_step(tmp_path) == 30
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(5, tree, {})  # of a run taken up again at an older checkpoint
+        checkpoints.wait()
+        assert checkpoint.steps(tmp_path) == [5, 30, 60]
+        checkpoints.save(60, tree, {"again": True})  # takes the place of the older one
+    assert checkpoint.steps(tmp_path) == [30, 60]
+    assert checkpoint.progress(tmp_path, 60) == {"again": True}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000030", "00000060"]
+
+
+def test_a_damaged_manifest_does_not_stop_saving(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, best=1)
+    (tmp_path / "00000002" / "manifest.json").write_text("{")
+    save(tmp_path, 3)
+    assert checkpoint.steps(tmp_path) == [1, 2, 3]
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(4, {"weights": {"x": jnp.ones(2)}}, {})
+    assert checkpoint.steps(tmp_path) == [1, 4]  # the best stays
+
+
+def test_works_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is, where an event loop is running; and in a folder given by a relative path."""
+    monkeypatch.chdir(tmp_path)
+
+    async def cell() -> None:
+        save(Path("run"), 1)
+        assert same_bits(checkpoint.restore(Path("run"), 1, "weights"), make_params())
+
+    asyncio.run(cell())
+
+
+def run_python(code: str, folder: Path) -> subprocess.Popen[str]:
+    """A process that runs `code`, with this package and `folder` as its argument."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", code, folder],
+        cwd=Path(checkpoint.__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("moment", "whole"), [("manifest.write", [1, 2]), ("shutil.rmtree", [2, 3])]
+)
+def test_killed_process_leaves_whole_checkpoints(
+    tmp_path: Path, moment: str, whole: list[int]
+) -> None:
+    """Killed before the manifest of the third is written, or while the first is deleted."""
+    save(tmp_path, 1, 2)
+    code = f"""
+import pathlib, sys, time
+import jax.numpy as jnp
+from transformer_jax.runs import checkpoint
+with checkpoint.Checkpoints(pathlib.Path(sys.argv[1]), keep=2) as checkpoints:
+    def stop(*_):
+        print("now", flush=True)
+        time.sleep(60)
+    checkpoint.{moment} = stop
+    checkpoints.save(3, {{"weights": {{"x": jnp.ones(3)}}}}, {{}})
+"""
+    with run_python(code, tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "now\n"
+        process.send_signal(signal.SIGKILL)
+    assert checkpoint.steps(tmp_path) == whole
+    assert same_bits(checkpoint.restore(tmp_path, 2, "weights"), make_params(2))
+    assert checkpoint.restore(tmp_path, whole[-1], "weights")
+    assert len(list(tmp_path.iterdir())) == 3  # the unfinished one, too
+    save(tmp_path, 4)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"{n:08d}" for n in [*whole, 4]]
+
+
+def test_other_devices(tmp_path: Path) -> None:
+    """What one device saved is restored to four, and the other way round."""
+    save(tmp_path, 1)
+    mesh = make_mesh(jax.devices()[:4])
+    split = NamedSharding(mesh, PartitionSpec("data"))
+    like = replicate(make_params(), mesh)
+    like["encoder"]["odd"] = jax.device_put(like["encoder"]["odd"], split)
+    tree = checkpoint.restore(tmp_path, 1, "weights", like)
+    assert same_bits(tree, make_params())
+    shardings = [jax.tree.map(lambda leaf: leaf.sharding, t) for t in (tree, like)]
+    assert shardings[0] == shardings[1]
+    negate = jax.jit(lambda tree: jax.tree.map(jnp.negative, tree), donate_argnums=0)
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        tree = negate(tree)
+        checkpoints.save(2, {"weights": tree}, {})
+        negate(tree)
+    one = checkpoint.restore(tmp_path, 2, "weights", make_params())
+    assert same_bits(one, jax.tree.map(jnp.negative, make_params()))
+
+
+def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    like = {"weights": make_params(), "training": {"step": jnp.array(1)}}
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    for path in files:
+        name = path.relative_to(tmp_path / "00000001").as_posix()
+        content = path.read_bytes()
+        place = len(content) * 2 // 3
+        flipped = bytes([content[place] ^ 4])
+        path.write_bytes(content[:place] + flipped + content[place + 1 :])
+        tree = "training" if name.startswith("training") else "weights"
+        with pytest.raises(ValueError, match=r"checkpoint 1 in .*: ") as caught:
+            checkpoint.restore(tmp_path, 1, tree, like[tree])
+        assert name == "manifest.json" or name in str(caught.value)
+        assert "\n" not in str(caught.value)
+        path.write_bytes(content)
+    assert same_bits(checkpoint.restore(tmp_path, 1, "weights"), make_params())
+
+
+def test_missing_and_added_files_are_named(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3)
+    extra = tmp_path / "00000001" / "weights" / "extra"
+    extra.write_text("")
+    with pytest.raises(ValueError, match=r"weights/extra is not in manifest\.json"):
+        checkpoint.restore(tmp_path, 1, "weights")
+    checkpoint.progress(tmp_path, 1)  # is beside it, not in it
+    (tmp_path / "00000002" / "progress.json").unlink()
+    with pytest.raises(ValueError, match=r"checkpoint 2 .*: progress\.json is missing"):
+        checkpoint.progress(tmp_path, 2)
+    (tmp_path / "00000003" / "manifest.json").unlink()
+    assert checkpoint.steps(tmp_path) == [1, 2]
+    with pytest.raises(ValueError, match=r"checkpoint 3 .* half-written, without manifest\.json"):
+        checkpoint.restore(tmp_path, 3, "weights")
+
+
+def test_what_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"checkpoint 1 in .* does not exist; there are: none"):
+        checkpoint.restore(tmp_path / "missing", 1, "weights")
+    save(tmp_path, 1, 12)
+    with pytest.raises(ValueError, match=r"checkpoint 2 in .* does not exist; there are: 1, 12"):
+        checkpoint.restore(tmp_path, 2, "weights")
+    with pytest.raises(ValueError, match=r"has no 'ema'; it has: .*training, weights"):
+        checkpoint.restore(tmp_path, 1, "ema")
+
+
+def test_other_tree_is_refused_by_name(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    like = make_params()
+    like["encoder"] = {"odd": jnp.zeros((2, 2)), "half": jnp.ones(5), "new": jnp.ones(1)}
+    del like["decoder"]
+    with pytest.raises(ValueError, match="weights does not fit") as caught:
+        checkpoint.restore(tmp_path, 1, "weights", like)
+    assert str(caught.value).split("fit: ")[1].split("; ") == [
+        "decoder/layer_0/kernel: float32[3, 4] saved, nothing wanted",
+        "encoder/half: bfloat16[5] saved, float32[5] wanted",
+        "encoder/new: nothing saved, float32[1] wanted",
+        "encoder/odd: float32[4] saved, float32[2, 2] wanted",
+    ]
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "weights/../../x"])
+def test_paths_that_leave_the_checkpoint_are_refused(tmp_path: Path, name: str) -> None:
+    save(tmp_path, 1)
+    edit_manifest(tmp_path, 1, lambda manifest: manifest["files"][0].update(name=name))
+    with pytest.raises(ValueError, match=f"names '{name}', outside the checkpoint"):
+        checkpoint.progress(tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: manifest.update(step=2),
+        lambda manifest: manifest.update(format=0),
+        lambda manifest: manifest.update(other=1),
+        lambda manifest: manifest.pop("best"),
+        lambda manifest: manifest["files"].append("name"),
+        lambda manifest: manifest["files"][0].update(size="1"),
+    ],
+)
+def test_odd_manifest_is_refused(tmp_path: Path, change: Any) -> None:
+    save(tmp_path, 1)
+    edit_manifest(tmp_path, 1, change)
+    with pytest.raises(ValueError, match=r"checkpoint 1 in .*: manifest\.json is damaged"):
+        checkpoint.progress(tmp_path, 1)
+
+
+def test_newer_format_is_refused(tmp_path: Path) -> None:
+    newer = FORMAT + 1
+    save(tmp_path, 1)
+    edit_manifest(tmp_path, 1, lambda manifest: manifest.update(format=newer, more=True))
+    match = f"format {newer} is of a newer version; this one reads up to {FORMAT}"
+    with pytest.raises(ValueError, match=match):
+        checkpoint.restore(tmp_path, 1, "weights")
+
+
+def test_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+    usage = shutil.disk_usage(tmp_path)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=47))
+        with pytest.raises(OSError, match=r"no space left in .*: 48 bytes needed, 47 free"):
+            checkpoints.save(2, {"weights": {"x": jnp.ones(12)}}, {})
+        monkeypatch.undo()
+        checkpoints.save(2, {"weights": {"x": jnp.ones(12)}}, {})
+    assert checkpoint.steps(tmp_path) == [2]
+
+
+def test_failed_write_is_one_line(tmp_path: Path) -> None:
+    """Files above a size cannot be written: the next call says so, and nothing else is printed."""
+    save(tmp_path, 1)
+    code = """
+import pathlib, resource, sys
+import jax.numpy as jnp
+from transformer_jax.runs.checkpoint import Checkpoints
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+with Checkpoints(pathlib.Path(sys.argv[1]), keep=1) as checkpoints:
+    for attempt in ("save", "wait"):
+        random = jnp.sin(jnp.arange(100_000.0) ** 2)
+        checkpoints.save(2, {"weights": {f"x{i}": random + i for i in range(20)}}, {})
+        try:
+            checkpoints.save(3, {"weights": {}}, {}) if attempt == "save" else checkpoints.wait()
+        except OSError as error:
+            print(error)
+    checkpoints.save(4, {"weights": {"x": jnp.ones(3)}}, {})
+"""
+    with run_python(code, tmp_path) as process:
+        output, errors = process.communicate()
+    assert (process.returncode, errors) == (0, "")
+    assert output == f"saving checkpoint 2 in {tmp_path}: File too large\n" * 2
+    assert [path.name for path in tmp_path.iterdir()] == ["00000004"]
+
+
+def test_failed_manifest_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    save(tmp_path, 1)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        monkeypatch.setattr(os, "fsync", full)
+        checkpoints.save(2, {"weights": make_params()}, {})
+        with pytest.raises(OSError, match=r"^saving checkpoint 2 in .*: No space left on device$"):
+            checkpoints.wait()
+        monkeypatch.undo()
+        assert [path.name for path in tmp_path.iterdir()] == ["00000001"]
+    assert same_bits(checkpoint.restore(tmp_path, 1, "weights"), make_params())
+
+
+def test_average_is_the_mean(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path, keep=9) as checkpoints:
+        for step, value in ((1, 1.0), (2, 2.0**-24), (5, 2.0**-24)):  # lost in a float32 sum
+            tree = {"x": {"y": jnp.full(3, value), "scalar": jnp.array(value)}}
+            checkpoints.save(step, {"weights": tree}, {})
+    mean = checkpoint.average(tmp_path, [1, 2, 5])["x"]
+    for leaf, shape in ((mean["y"], (3,)), (mean["scalar"], ())):
+        assert (type(leaf), leaf.dtype, leaf.shape) == (np.ndarray, np.float32, shape)
+        assert np.all(leaf == np.float32((1 + 2.0**-23) / 3))
+    assert np.all(checkpoint.average(tmp_path, [2])["x"]["y"] == np.float32(2.0**-24))
+    with pytest.raises(ValueError, match="no checkpoints to average"):
+        checkpoint.average(tmp_path, [])
+    with pytest.raises(ValueError, match=r"checkpoint 3 in .* there are: 1, 2, 5"):
+        checkpoint.average(tmp_path, [1, 3])

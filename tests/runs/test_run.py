@@ -1,0 +1,130 @@
+"""A run of the first format must always load and translate the same."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from transformer_jax.config import DecodeConfig
+from transformer_jax.decoding.translator import Translator
+from transformer_jax.runs import checkpoint, run
+from transformer_jax.runs.run import Run
+from transformer_jax.training.reporters import read_metrics
+from transformer_jax.training.trainer import train
+
+
+@pytest.fixture
+def rows(fixtures: Path) -> list[tuple[str, ...]]:
+    """Source, greedy translation, and translation with four beams."""
+    text = (fixtures / "run_translations.tsv").read_text("utf-8")
+    return [tuple(line.split("\t")) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(("column", "beam"), [(1, 1), (2, 4)])
+def test_the_first_format_translates_as_ever(
+    fixtures: Path, rows: list[tuple[str, ...]], column: int, beam: int
+) -> None:
+    translator = Translator.load(fixtures / "run", decode=DecodeConfig(beam=beam))
+    assert translator([row[0] for row in rows]) == [row[column] for row in rows]
+
+
+def test_the_first_format_stays_small_and_known(fixtures: Path) -> None:
+    folder = fixtures / "run"
+    assert sum(path.stat().st_size for path in folder.rglob("*")) <= 200_000
+    loaded = run.load(folder)
+    assert checkpoint.steps(loaded.checkpoints) == [2500]
+    assert loaded.best_step() == 2500
+    assert loaded.config.model.d_model == 24
+    assert loaded.provenance["average_of"]["steps"] == [2500]  # stored as "made_from"
+
+
+def test_unchosen_checkpoints_are_named(fixtures: Path) -> None:
+    with pytest.raises(ValueError, match="2500"):
+        Translator.load(fixtures / "run", step=7)
+
+
+def again(folder: Path, old: Run, save: Callable[[Path], None] = lambda _: None) -> Run:
+    """A new run with the config and the tokenizer of `old`."""
+    return run.create(folder, old.config, old.tokenizers, {}, save)
+
+
+def test_a_run_is_made_in_the_current_folder(
+    fixtures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder stays the one it was: whoever stands in it sees the run."""
+    old, folder = run.load(fixtures / "run"), tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    number = folder.stat().st_ino
+    again(Path(), old)
+    assert run.load(Path()).config == old.config
+    assert folder.stat().st_ino == number
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+def test_a_run_that_cannot_be_made_leaves_nothing(fixtures: Path, tmp_path: Path) -> None:
+    old = run.load(fixtures / "run")
+
+    def full(folder: Path) -> None:
+        folder.mkdir()
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        again(tmp_path / "r", old, full)
+    assert not [*tmp_path.iterdir()]
+    assert again(tmp_path / "r", old).folder == tmp_path / "r"
+
+
+def digests(tree: Any) -> list[str]:
+    """SHA-256 of each leaf's bytes, sorted: names of the tree may change, values may not."""
+    leaves = jax.tree.leaves(tree)
+    return sorted(hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest() for leaf in leaves)
+
+
+def processor() -> str:
+    """What the bits of a training step depend on besides the code."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    known = sorted({line for line in lines if line.startswith(("model name", "flags"))})
+    facts = [*known, str(os.cpu_count()), jax.__version__, os.environ["XLA_FLAGS"]]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def test_a_stopped_run_of_the_first_format_resumes(
+    fixtures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run was stopped at step 6, mid-epoch, with dropout, subword sampling, hard attention,
+    accumulation and a moving average; the first version went on from there as `expected` says."""
+    expected = json.loads((fixtures / "stopped" / "expected.json").read_text("utf-8"))
+    shutil.copytree(fixtures / "stopped", tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    stopped = run.load(Path("run"))
+    for tree in ("weights", "training"):
+        found = digests(checkpoint.restore(stopped.checkpoints, 6, tree))
+        assert found == expected["step 6"][tree]
+    config = stopped.config
+    # Unlike the first version, every field that says how a run is executed may differ.
+    options = replace(config.data, cache=str(tmp_path / "cache"))
+    longer = replace(config, data=options, train=replace(config.train, steps=10))
+    made = train(longer, Path("run"))
+    records = read_metrics(made.folder / "metrics.jsonl")
+    losses = {str(r["step"]): r["loss"] for r in records if r["kind"] == "train"}
+    assert losses.keys() == expected["losses"].keys()
+    np.testing.assert_allclose([*losses.values()], [*expected["losses"].values()], rtol=1e-5)
+    bits = {
+        t: digests(checkpoint.restore(made.checkpoints, 10, t)) for t in ("weights", "training")
+    }
+    if processor() in expected["step 10"]:  # other processors round otherwise
+        assert bits == expected["step 10"][processor()]
+
+
+def test_the_stopped_run_stays_small(fixtures: Path) -> None:
+    files = (fixtures / "stopped").rglob("*")
+    assert sum(path.stat().st_size for path in files if path.is_file()) <= 200_000

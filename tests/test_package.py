@@ -1,0 +1,44 @@
+"""`import transformer_jax` is fast and has the public names."""
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import transformer_jax
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("name", transformer_jax.__all__)
+def test_every_public_name_is_found(name: str) -> None:
+    assert getattr(transformer_jax, name).__doc__
+
+
+def test_other_names_are_not() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        transformer_jax.__getattr__("trian")
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert transformer_jax.__version__ == version("transformer-jax")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import transformer_jax; transformer_jax.Config; transformer_jax.UserError",
+        "from transformer_jax.cli.main import main; main(['--help'])",
+        "from transformer_jax.cli.main import main; main(['train', '--help'])",
+        "from transformer_jax.cli.main import main; main(['train', '--help-config'])",
+    ],
+)
+def test_what_does_not_compute_does_not_import_jax(code: str) -> None:
+    """Importing JAX takes half a second."""
+    report = "import atexit, sys; atexit.register(lambda: print('jax' in sys.modules))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", report + code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "False"

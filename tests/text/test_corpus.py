@@ -1,0 +1,147 @@
+"""Names and formats of parallel corpora, their digests, and bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from corpus_files import MALFORMED, PAIRS, text_pair, write
+
+from transformer_jax.config import DataConfig
+from transformer_jax.text.corpora import grammar
+from transformer_jax.text.corpus import Corpora, Corpus
+
+
+@pytest.mark.parametrize("end", ["", ".gz"])
+def test_every_format_gives_the_pairs(tmp_path: Path, end: str) -> None:
+    rows = [json.dumps({"de": b, "id": 7, "en": a}) for a, b in PAIRS]
+    tsv = "".join(f"{a}\t{b}\n" for a, b in PAIRS)
+    assert list(Corpus(text_pair(tmp_path, PAIRS, end)).pairs()) == [*PAIRS[:3], ("b", "ü")]
+    assert list(Corpus(write(tmp_path / f"x.tsv{end}", tsv)).pairs()) == PAIRS
+    jsonl = write(tmp_path / f"x.jsonl{end}", "\n".join(rows))
+    assert list(Corpus(jsonl, fields=("en", "de")).pairs()) == PAIRS
+
+
+@pytest.mark.parametrize("name", ["x.tsv", "x.jsonl", "text"])
+def test_a_byte_order_mark_is_not_text(tmp_path: Path, name: str) -> None:
+    mark = b"\xef\xbb\xbf"
+    if name == "text":
+        corpus = text_pair(tmp_path, [("a", "b")])
+        files = [Path(path) for path in corpus.split(",")]
+    else:
+        line = "a\tb\n" if name == "x.tsv" else '{"source": "a", "target": "b"}\n'
+        corpus = write(tmp_path / name, line)
+        files = [Path(corpus)]
+    digest = Corpus(corpus).digest
+    for file in files:
+        file.write_bytes(mark + file.read_bytes())
+    assert list(Corpus(corpus).pairs()) == [("a", "b")]
+    assert Corpus(corpus).digest == digest
+
+
+def test_a_line_feed_in_json_is_a_space(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", '{"source": "a\\nb", "target": "\\ud83d\\ude00"}')
+    assert list(Corpus(path).pairs()) == [("a b", "😀")]
+
+
+def test_the_grammar_and_its_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar, "load", lambda split: [grammar.Pair(split, "ö")])
+    assert list(Corpus("grammar").pairs()) == [("train", "ö")]
+    assert list(Corpus("grammar", split="validation").pairs()) == [("validation", "ö")]
+    assert list(Corpus("grammar:test_new", split="train").pairs()) == [("test_new", "ö")]
+    assert Corpus("grammar", "test").digest == Corpus("grammar:test").digest
+    assert Corpus("grammar", "test").digest != Corpus("grammar", "validation").digest
+
+
+def test_the_digest_is_of_the_text(tmp_path: Path) -> None:
+    plain, packed = text_pair(tmp_path, PAIRS), text_pair(tmp_path, PAIRS, ".gz")
+    assert Corpus(plain).digest == Corpus(packed).digest
+    assert re.fullmatch("[0-9a-f]{64}", Corpus(plain).digest)
+    assert Corpus(",".join(plain.split(",")[::-1])).digest != Corpus(plain).digest
+    different = [[("a", "b")], [("a", "c")], [("c", "b")], [("a\na", "b")], [("a", "a\nb")]]
+    assert len({Corpus(text_pair(tmp_path, pairs)).digest for pairs in different}) == 5
+
+
+def test_digests_are_those_that_runs_have_stored(tmp_path: Path) -> None:
+    plain, tsv = text_pair(tmp_path, PAIRS), write(tmp_path / "x.tsv", "a\tb\n")
+    stored = "d418e8ba", "374f539f"
+    assert tuple(Corpus(name).digest[:8] for name in (plain, tsv)) == stored
+
+
+def test_the_corpora_of_a_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar, "load", lambda split: [grammar.Pair(split, "ö")])
+    config = DataConfig(train=("grammar", "grammar:test"), dev=("grammar",), fields=("a", "b"))
+    corpora = Corpora.of(config)
+    assert [next(corpus.pairs())[0] for corpus in corpora.train + corpora.dev] == [
+        "train",
+        "test",
+        "validation",
+    ]
+    assert {corpus.fields for corpus in corpora.train + corpora.dev} == {("a", "b")}
+    assert corpora.digests() == {
+        "train": {"grammar": corpora.train[0].digest, "grammar:test": corpora.train[1].digest},
+        "dev": {"grammar": corpora.dev[0].digest},
+    }
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_bad_input_is_one_clear_line(tmp_path: Path, name: str) -> None:
+    content, said = MALFORMED[name]
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=said) as caught:
+        list(Corpus(str(tmp_path / name)).pairs())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("longer", [0, 1])
+def test_unequal_line_counts_are_both_named(tmp_path: Path, longer: int) -> None:
+    names = [write(tmp_path / "a.en", "x\n" * 2), write(tmp_path / "a.de", "x\n" * 2)]
+    write(Path(names[longer]), "x\n" * 5)
+    counts = (5, 2) if longer == 0 else (2, 5)
+    said = rf"a\.en has {counts[0]} lines and \S*a\.de has {counts[1]}: parallel files must"
+    pairs = Corpus(",".join(names)).pairs()
+    assert [next(pairs), next(pairs)] == [("x", "x")] * 2
+    with pytest.raises(ValueError, match=said):
+        next(pairs)
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "folder.tsv").mkdir()
+    with pytest.raises(ValueError, match=r"folder\.tsv: Is a directory; must be a readable file"):
+        list(Corpus(str(tmp_path / "folder.tsv")).pairs())
+
+
+# Commas in file names
+
+
+def test_an_existing_file_with_a_comma_is_one_file(tmp_path: Path) -> None:
+    tsv = write(tmp_path / "a,b.tsv", "x\ty\n")
+    assert list(Corpus(tsv).pairs()) == [("x", "y")]
+    jsonl = write(tmp_path / "a,b,c.jsonl", '{"source": "x", "target": "y"}')
+    assert list(Corpus(jsonl).pairs()) == [("x", "y")]
+
+
+def test_text_files_are_split_at_the_comma_where_both_exist(tmp_path: Path) -> None:
+    source, target = write(tmp_path / "a,1.en", "x\n"), write(tmp_path / "a,1.de", "y\n")
+    assert list(Corpus(f"{source},{target}").pairs()) == [("x", "y")]
+    write(tmp_path / "a", "x\n")
+    assert list(Corpus(f"{source},{target}").pairs()) == [("x", "y")]
+
+
+def test_other_commas_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"^corpus 'a,b\.tsv': no such file, and 0 of"):
+        list(Corpus("a,b.tsv").pairs())
+    with pytest.raises(ValueError, match=r"^corpus 'a,b,c': no such file, and 0 of its 2 commas"):
+        list(Corpus("a,b,c").pairs())
+    for name in ("a", "b,c", "a,b", "c"):
+        write(tmp_path / name, "x\n")
+    with pytest.raises(ValueError, match=r"^corpus 'a,b,c': no such file, and 2 of its 2 commas"):
+        list(Corpus("a,b,c").pairs())
+    with pytest.raises(ValueError, match=r"^missing: No such file or directory"):
+        list(Corpus("a,missing").pairs())
+    with pytest.raises(ValueError, match=r"No such file|name too long"):
+        list(Corpus("a" * 200 + "," + "b" * 200).pairs())

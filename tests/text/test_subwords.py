@@ -1,0 +1,180 @@
+"""Subword sampling: the ways to cut a text and how often each is drawn."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+import sentencepiece
+
+from transformer_jax.text import subwords
+from transformer_jax.text.subwords import Sampler, read
+
+SYLLABLES = ["ba", "dog", "en", "ste", "mi", "ö"]
+WORDS = ["".join(parts) for parts in itertools.product(SYLLABLES, repeat=3)]
+TEXT = [f"the {WORDS[i * i % 216]} of number {i}, {WORDS[i % 216]}" for i in range(600)]
+DRAWS = 3000
+
+
+@cache
+def model(kind: str = "bpe", **options: Any) -> bytes:
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT),
+        model_writer=written,
+        model_type=kind,
+        **({"vocab_size": 340, "byte_fallback": True, "minloglevel": 2} | options),
+    )
+    return written.getvalue()
+
+
+def processor(model: bytes) -> sentencepiece.SentencePieceProcessor:
+    return sentencepiece.SentencePieceProcessor(model_proto=model)
+
+
+def draws(model: bytes, text: str, rate: float) -> Counter[tuple[int, ...]]:
+    sampler, ids = Sampler(model), processor(model).encode(text)
+    return Counter(tuple(sampler.sample(ids, rate, str(i))) for i in range(DRAWS))
+
+
+def assert_drawn(found: Counter[Any], wanted: Mapping[Any, float]) -> None:
+    """Each way is found as often as its probability says, within 4.5 standard deviations."""
+    assert sum(wanted.values()) == pytest.approx(1)
+    assert {*found} <= {*wanted}
+    for way, share in wanted.items():
+        spread = math.sqrt(share * (1 - share) / DRAWS)
+        assert abs(found[way] / DRAWS - share) < 4.5 * spread + 1e-9, (way, share)
+
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("bpe", {}),
+    ("unigram", {}),
+    ("bpe", {"user_defined_symbols": "dog,dogs,r▁4"}),
+    ("unigram", {"user_defined_symbols": "dog,dogs,r▁4"}),
+    ("bpe", {"split_by_whitespace": False}),
+    ("unigram", {"split_by_whitespace": False}),
+    ("bpe", {"treat_whitespace_as_suffix": True}),
+    ("bpe", {"byte_fallback": False, "vocab_size": 120}),
+    ("bpe", {"add_dummy_prefix": False, "remove_extra_whitespaces": False}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), VARIANTS)
+def test_without_chance_it_is_sentencepiece(kind: str, options: dict[str, Any]) -> None:
+    made = model(kind, **options)
+    sampler, inner = Sampler(made), processor(made)
+    rate = 1e-12 if kind == "bpe" else 1e3
+    strange = ["", "dogsdog dogs", "  r 4  the", "é" if inner.is_byte(5) else "e", "the\n"]
+    for line in [*TEXT[::7], *strange]:
+        ids = inner.encode(line)
+        found = sampler.sample(ids, rate, line)
+        if kind == "unigram":  # there may be several best ways
+            best = sum(map(inner.get_score, ids))
+            assert sum(map(inner.get_score, found)) == pytest.approx(best)
+        else:
+            assert found == ids
+
+
+@pytest.mark.parametrize(("kind", "options"), VARIANTS)
+def test_samples_hold_the_text(kind: str, options: dict[str, Any]) -> None:
+    made = model(kind, **options)
+    sampler, inner = Sampler(made), processor(made)
+    for line in TEXT[::7]:
+        ids = inner.encode(line)
+        sampled = [sampler.sample(ids, 0.1, str(i)) for i in range(20)]
+        assert len({*map(tuple, sampled)}) > 2
+        assert {inner.decode(way) for way in sampled} == {inner.decode(ids)}
+
+
+@pytest.mark.parametrize("short", [24, 0])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_bpe_drops_each_merge_with_the_given_probability(
+    rate: float, short: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subwords, "_LONGEST_CACHED", short)
+    inner = processor(model())
+    costs = {inner.id_to_piece(i): -inner.get_score(i) for i in range(259, inner.get_piece_size())}
+
+    def ways(parts: tuple[str, ...], dropped: frozenset[Any] = frozenset()) -> dict[Any, float]:
+        """Probabilities of all outcomes, by the definition."""
+        ends = [0, *itertools.accumulate(map(len, parts))]
+        merges = sorted(
+            (costs[both], i)
+            for i, both in enumerate(map("".join, itertools.pairwise(parts)))
+            if both in costs and (ends[i], ends[i + 1], ends[i + 2]) not in dropped
+        )
+        if not merges:
+            return {parts: 1.0}
+        _, i = merges[0]
+        merged = (*parts[:i], parts[i] + parts[i + 1], *parts[i + 2 :])
+        found: dict[Any, float] = defaultdict(float)
+        for share, more in (
+            (1 - rate, ways(merged, dropped)),
+            (rate, ways(parts, dropped | {(ends[i], ends[i + 1], ends[i + 2])})),
+        ):
+            for way, probability in more.items():
+                found[way] += share * probability
+        return found
+
+    for word in ("▁number", "▁badogste", "▁mimi"):
+        text = word[1:]
+        wanted = {tuple(map(inner.piece_to_id, way)): p for way, p in ways(tuple(word)).items()}
+        assert len(wanted) > 3
+        assert_drawn(draws(model(), text, rate), wanted)
+
+
+def test_words_of_a_text_are_drawn_one_by_one() -> None:
+    one, two = (draws(model(), word, 0.2) for word in ("dog", "mimi"))
+    both = draws(model(), "dog mimi", 0.2)
+    wanted = {
+        (*a, *b): one[a] * two[b] / DRAWS**2 for a in one for b in two if one[a] * two[b] > 1e5
+    }
+    assert len(wanted) > 3
+    for way, share in wanted.items():
+        assert both[way] / DRAWS == pytest.approx(share, abs=0.03)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 1.0])
+def test_unigram_draws_by_probability(rate: float) -> None:
+    inner = processor(model("unigram"))
+    for text in ("mi", "badogste", "ömibaba"):
+        ways = {tuple(way) for way in inner.nbest_encode(text, nbest_size=400)}
+        weights = {way: math.exp(rate * sum(map(inner.get_score, way))) for way in ways}
+        total = sum(weights.values())
+        assert len(ways) > 2
+        wanted = {way: weight / total for way, weight in weights.items()}
+        assert_drawn(draws(model("unigram"), text, rate), wanted)
+
+
+def test_long_words_are_no_burden() -> None:
+    for kind in ("bpe", "unigram"):
+        ids = processor(model(kind)).encode("dogs" * 500)
+        sampled = Sampler(model(kind)).sample(ids, 0.1, "")
+        assert processor(model(kind)).decode(sampled) == "dogs" * 500
+
+
+def test_a_model_is_read_as_sentencepiece_reads_it() -> None:
+    for kind, number in (("unigram", 1), ("bpe", 2)):
+        made = model(kind, user_defined_symbols="dog")
+        inner = processor(made)
+        found, pieces = read(made)
+        assert found == number
+        assert [piece.text for piece in pieces] == [
+            inner.id_to_piece(i) for i in range(inner.get_piece_size())
+        ]
+        for i, piece in enumerate(pieces):
+            assert piece.score == pytest.approx(inner.get_score(i))
+            assert (piece.kind == 6) == inner.is_byte(i)
+            assert (piece.kind == 3) == inner.is_control(i)
+        assert [piece.text for piece in pieces if piece.kind == 4] == ["dog"]
+
+
+def test_other_kinds_of_models_cannot_sample() -> None:
+    with pytest.raises(ValueError, match="must be 0 for a model that is neither BPE nor unigram"):
+        Sampler(model("word", byte_fallback=False, vocab_size=20))

@@ -1,0 +1,91 @@
+"""What is written agrees with the code and the result files."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import documents
+from transformer_jax.benchmark import results
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_the_documents_are_up_to_date() -> None:
+    """`make readme` brings them up to date."""
+    texts = [document.read_text("utf-8") for document in documents.DOCUMENTS]
+    assert {*re.findall(r"<!-- (\w+) -->", "".join(texts))} - {"end"} == set(documents.PARTS)
+    assert [documents.update(text) for text in texts] == texts
+
+
+def test_any_document_may_have_any_part() -> None:
+    names = {document.name for document in documents.DOCUMENTS}
+    assert {"README.md", *(path.name for path in (ROOT / "docs").glob("*.md"))} == names
+    assert documents.update("a\n<!-- layers -->\nold\n<!-- end -->\nb") == (
+        f"a\n<!-- layers -->\n{documents.layers()}\n<!-- end -->\nb"
+    )
+
+
+def test_every_module_says_what_it_is() -> None:
+    modules = [
+        path for folder in ("transformer_jax", "tools") for path in Path(folder).rglob("*.py")
+    ]
+    assert [path for path in modules if not documents.first_line(path)] == []
+
+
+def test_the_tree_names_what_there_is() -> None:
+    listed = [line for line in documents.tree().splitlines() if not line.startswith("```")]
+    assert all(len(line.split(maxsplit=1)) == 2 for line in listed)
+    names = {line.split()[0] for line in listed}
+    packages = {f"{path.parent.name}/" for path in Path("transformer_jax").glob("*/__init__.py")}
+    assert packages <= names
+    for name in documents.OTHER_FILES:
+        assert Path(name).exists(), name
+
+
+def test_the_example_of_the_config_reference_is_a_config() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", Path("docs/config.md").read_text("utf-8"), re.S)
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    assert namespace["get_config"]().model.layers == 4
+
+
+def test_ratios_have_their_spread_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"forward": {"1": {"64": 0.5}}, "both": {"1": {"64": 2}}}
+    spread = {"forward": {"1": {"64": [0.4, 0.625]}}}
+    found = {
+        "ratio_to_torch": values,
+        "ratio_to_torch_spread": spread,
+        "ratio_to_torch_causal": {},
+        "ratio_to_torch_causal_spread": {},
+    }
+    monkeypatch.setattr(documents.attention_report, "read", lambda: found)
+    assert documents.attention().splitlines()[2:] == ["| 64 | 0.50 (0.40 to 0.62) |  | 2.00 |  |"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*.json")), ids=lambda p: p.stem)
+def test_every_result_has_the_header(path: Path) -> None:
+    found = json.loads(path.read_text("utf-8"))
+    assert tuple(found)[: len(results.HEADER)] == results.HEADER
+    assert re.fullmatch("[0-9a-f]{40}", found["commit"])
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda p: p.stem)
+def test_notebooks_hold_no_outputs(path: Path) -> None:
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert code
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+
+
+@pytest.mark.parametrize("document", documents.DOCUMENTS, ids=lambda p: p.name)
+def test_relative_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", document.read_text("utf-8")):
+        assert (document.parent / target).exists(), target

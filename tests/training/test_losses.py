@@ -1,0 +1,76 @@
+"""Label-smoothed cross entropy and auxiliary losses, as sums."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.tree_util import Partial
+
+from transformer_jax.special_ids import PAD
+from transformer_jax.training.losses import auxiliary_losses, token_loss
+from transformer_jax.types import ModelOutput, Outcome
+
+LOGITS = 3 * jax.random.normal(jax.random.key(0), (4, 5, 11))
+TARGETS = jnp.array([[3, 4, 2, 0, 0], [9, 10, 8, 7, 2], [2, 0, 0, 0, 0], [0, 0, 0, 0, 0]])
+REAL = TARGETS != PAD
+
+
+def test_without_smoothing_it_is_optax() -> None:
+    total, count = token_loss(LOGITS, TARGETS)
+    wanted = optax.softmax_cross_entropy_with_integer_labels(LOGITS, TARGETS)[REAL]
+    np.testing.assert_allclose(total, wanted.sum(), rtol=1e-6)
+    assert count == wanted.size == 9
+
+
+@pytest.mark.parametrize("smoothing", [0.1, 0.5])
+def test_smoothed_it_is_optax(smoothing: float) -> None:
+    labels = optax.smooth_labels(jax.nn.one_hot(TARGETS, 11), smoothing)
+    wanted = optax.softmax_cross_entropy(LOGITS, labels)[REAL].sum()
+    np.testing.assert_allclose(token_loss(LOGITS, TARGETS, smoothing)[0], wanted, rtol=1e-6)
+
+
+def test_sums_add_over_splits() -> None:
+    whole = token_loss(LOGITS, TARGETS, 0.1)
+    parts = [token_loss(LOGITS[i::2], TARGETS[i::2], 0.1) for i in range(2)]
+    np.testing.assert_allclose(whole[0], parts[0][0] + parts[1][0], rtol=1e-6)
+    assert whole[1] == parts[0][1] + parts[1][1]
+
+
+def test_padding_has_no_loss_and_no_gradient() -> None:
+    gradient = jax.grad(lambda logits: token_loss(logits, TARGETS, 0.1)[0])(LOGITS)
+    assert not gradient[~REAL].any()
+    assert gradient[REAL].all()
+    assert token_loss(LOGITS[3:], TARGETS[3:], 0.1) == (0, 0)
+
+
+def test_lowest_loss_is_the_entropy_of_the_smoothed_labels() -> None:
+    label = np.full(11, 0.1 / 11)
+    label[3] += 0.9
+    logits = jnp.asarray(np.log(label), jnp.float32)[None, None]
+    total, _ = token_loss(logits, jnp.array([[3]]), 0.1)
+    np.testing.assert_allclose(total, -(label * np.log(label)).sum(), rtol=1e-6)
+
+
+def test_it_is_float32_from_bfloat16() -> None:
+    low = LOGITS.astype(jnp.bfloat16)
+    total, _ = token_loss(low, TARGETS, 0.1)
+    assert total.dtype == jnp.float32
+    np.testing.assert_allclose(total, token_loss(low.astype(jnp.float32), TARGETS, 0.1)[0])
+
+
+def test_auxiliary_losses_depend_on_how_likely_tokens_were() -> None:
+    def loss(factor: jax.Array, outcome: Outcome) -> jax.Array:
+        gain = outcome.log_likelihood - outcome.averages["log_likelihood"]
+        return factor * jnp.sum(jnp.where(outcome.is_token, gain, 0))
+
+    losses = {"a": Partial(loss, jnp.asarray(2.0)), "b": Partial(loss, jnp.asarray(1.0))}
+    output = ModelOutput(LOGITS, losses, {}, {})
+    total, metrics = auxiliary_losses(output, TARGETS, {"log_likelihood": jnp.asarray(-4.0)})
+    plain, count = token_loss(LOGITS, TARGETS)
+    np.testing.assert_allclose(total, 3 * (4.0 * count - plain), rtol=1e-5)
+    mean = metrics["log_likelihood"]
+    np.testing.assert_allclose(mean.total, -plain, rtol=1e-6)
+    assert mean.weight == count
+    none = auxiliary_losses(ModelOutput(LOGITS, {}, {}, {}), TARGETS, {})
+    assert none == (0, {})

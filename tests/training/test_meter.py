@@ -1,0 +1,100 @@
+"""Rates, means by name, and the time that is left."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from common import make_batch
+
+from transformer_jax.training import meter
+from transformer_jax.training.meter import Meter
+
+BATCH = make_batch([(7, 6), (3, 2)])
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(meter, "time", made)
+    return made
+
+
+def make_meter(
+    clock: Clock, records: list[dict[str, Any]], seconds: float = 0.0, share: float = 0.0
+) -> Meter:
+    def emit(step: int, **values: float) -> None:
+        records.append({"step": step, **values})
+
+    return Meter(lambda count: 0.5, 2, seconds, share, emit)
+
+
+def metrics(**values: float) -> Any:
+    return {name: jnp.asarray(value) for name, value in values.items()}
+
+
+def test_every_named_metric_is_averaged(clock: Clock) -> None:
+    records: list[dict[str, Any]] = []
+    made = make_meter(clock, records)
+    for step, loss in ((1, 3.0), (2, 1.0), (3, 8.0)):
+        clock.now += 2.0
+        found = metrics(loss=loss, grad_norm=1.0, tokens=8, **{"decoder/0/entropy": 2 * loss})
+        made.add(step, found, BATCH)
+    made.settle()
+    (record,) = records
+    assert record["step"] == 2
+    assert record["loss"] == 2.0
+    assert record["decoder/0/entropy"] == 4.0
+    assert record["tokens_per_s"] == 16 / 6.0  # step 2 settles while step 3 is dispatched
+    assert record["lr"] == 0.5
+    assert record["padding"] == 1 - 18 / 26
+    assert "tokens" not in record
+
+
+def test_compilation_is_no_part_of_the_time_left(clock: Clock) -> None:
+    """The first of ten steps takes 60 s to compile; each step takes 1 s to run."""
+    made = make_meter(clock, [])
+    assert made.seconds_left(0.0) is None
+    for step, seconds in ((1, 60.0), (2, 0.0)):
+        with made.dispatching(BATCH):
+            clock.now += seconds
+        clock.now += 1.0
+        left = made.seconds_left(step / 10)
+        assert left == pytest.approx(10 - step)
+    assert made.seconds() == 62.0
+    other = make_batch([(5, 4)] * 4)
+    with made.dispatching(other):  # another shape, another program
+        clock.now += 30.0
+    clock.now += 1.0
+    assert made.seconds_left(0.3) == pytest.approx(7.0)
+
+
+def test_a_continued_run_estimates_from_this_process(clock: Clock) -> None:
+    """Earlier processes did 30 of 100 steps in 90 s, of which 60 s were compilation."""
+    made = make_meter(clock, [], seconds=90.0, share=0.3)
+    assert made.seconds_left(0.3) is None
+    with made.dispatching(BATCH):
+        clock.now += 60.0
+    clock.now += 10.0
+    assert made.seconds() == 160.0
+    assert made.seconds_left(0.4) == pytest.approx(60.0)
+
+
+def test_evaluation_is_no_part_of_the_rate(clock: Clock) -> None:
+    records: list[dict[str, Any]] = []
+    made = make_meter(clock, records)
+    found = metrics(loss=1.0, grad_norm=1.0, tokens=8)
+    made.add(1, found, BATCH)
+    with made.paused():
+        clock.now += 100.0
+    made.add(2, found, BATCH)
+    clock.now += 4.0
+    made.settle()
+    assert records[0]["tokens_per_s"] == 16 / 4.0

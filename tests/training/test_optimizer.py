@@ -1,0 +1,124 @@
+"""Schedules against their formulas, and the one optax chain."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from common import build, flat, tiny
+
+from transformer_jax.config import OptimizerConfig
+from transformer_jax.errors import UserError
+from transformer_jax.training.optimizer import make_optimizer
+from transformer_jax.training.schedules import learning_rate
+
+WARMUP, END = 40, 200
+
+
+def rate(step: int, kind: Any, d_model: int = 64) -> float:
+    """The learning rate of update `step`, counted from 1."""
+    config = OptimizerConfig(schedule=kind, learning_rate=0.5, warmup=WARMUP, decay_steps=END)
+    return np.asarray(learning_rate(config, d_model)(jnp.asarray(step - 1))).item()
+
+
+@pytest.mark.parametrize("step", [1, 2, WARMUP - 1, WARMUP, WARMUP + 1, 4 * WARMUP, 100_000])
+def test_noam(step: int) -> None:
+    wanted = 0.5 * 64**-0.5 * min(step**-0.5, step * WARMUP**-1.5)
+    np.testing.assert_allclose(rate(step, "noam"), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["inverse_sqrt", "cosine", "linear"])
+@pytest.mark.parametrize("step", [1, 2, WARMUP - 1, WARMUP])
+def test_warmup_is_linear_to_the_peak(kind: str, step: int) -> None:
+    np.testing.assert_allclose(rate(step, kind), 0.5 * step / WARMUP, rtol=1e-6)
+
+
+@pytest.mark.parametrize("step", [WARMUP, WARMUP + 1, 120, END - 1, END, END + 50])
+def test_after_warmup(step: int) -> None:
+    left = max(0.0, (END - step) / (END - WARMUP))
+    np.testing.assert_allclose(rate(step, "inverse_sqrt"), 0.5 * (WARMUP / step) ** 0.5, rtol=1e-6)
+    np.testing.assert_allclose(rate(step, "linear"), 0.5 * left, atol=1e-7)
+    wanted = 0.5 * (1 + math.cos(math.pi * (1 - left))) / 2
+    np.testing.assert_allclose(rate(step, "cosine"), wanted, atol=1e-7)
+
+
+PARAMS = {"kernel": jnp.array([[3.0, -4.0]]), "bias": jnp.array([1.0, 2.0])}
+GRADIENT = {"kernel": jnp.array([[0.6, -0.3]]), "bias": jnp.array([0.2, 0.0])}
+
+
+def updates(**changes: Any) -> tuple[Any, Any]:
+    """The updates of PARAMS for GRADIENT and then for twice that, and the state after both."""
+    config = OptimizerConfig(**({"schedule": "inverse_sqrt", "warmup": WARMUP} | changes))
+    optimizer = make_optimizer(config, 64)
+    state = optimizer.init(PARAMS)
+    first, state = optimizer.update(GRADIENT, state, PARAMS)
+    second, state = optimizer.update(jax.tree.map(lambda g: 2 * g, GRADIENT), state, PARAMS)
+    return (first, second), state
+
+
+def test_adam_is_the_papers() -> None:
+    """beta1 0.9, beta2 0.98, epsilon 1e-9 (section 5.3), with corrected bias (Kingma, Ba 2015)."""
+    (first, second), _ = updates()
+    gradient = np.array([[0.6, -0.3]])
+    np.testing.assert_allclose(first["kernel"], -1 / WARMUP * np.sign(gradient), rtol=1e-5)
+    mean = (0.9 * 0.1 * gradient + 0.1 * 2 * gradient) / (1 - 0.9**2)
+    square = (0.98 * 0.02 * gradient**2 + 0.02 * (2 * gradient) ** 2) / (1 - 0.98**2)
+    wanted = -2 / WARMUP * mean / (np.sqrt(square) + 1e-9)
+    np.testing.assert_allclose(second["kernel"], wanted, rtol=1e-5)
+    assert second["bias"][1] == 0
+
+
+def test_clipping_is_by_global_norm() -> None:
+    def means(clip_norm: float | None) -> Any:
+        _, state = updates(clip_norm=clip_norm, b1=0.0)
+        return optax.tree.get(state, "mu")
+
+    norm = 2 * optax.tree.norm(GRADIENT)  # 1.4
+    np.testing.assert_allclose(optax.tree.norm(means(None)), norm, rtol=1e-6)
+    np.testing.assert_allclose(optax.tree.norm(means(1.5)), norm, rtol=1e-6)
+    np.testing.assert_allclose(optax.tree.norm(means(0.5)), 0.5, rtol=1e-6)
+    ratio = means(0.5)["kernel"] / GRADIENT["kernel"]
+    np.testing.assert_allclose(ratio, means(0.5)["bias"][0] / GRADIENT["bias"][0], rtol=1e-6)
+
+
+def test_weight_decay_is_decoupled() -> None:
+    (plain, _), _ = updates()
+    (decayed, _), _ = updates(weight_decay=0.1)
+    wanted = plain["kernel"] - 1 / WARMUP * 0.1 * PARAMS["kernel"]
+    np.testing.assert_allclose(decayed["kernel"], wanted, rtol=1e-5)
+    np.testing.assert_array_equal(decayed["bias"], plain["bias"])
+
+
+def test_weight_decay_leaves_norms_and_biases_alone() -> None:
+    _, params = build(tiny(tied="none", positions="learned", output_bias=True, norm="pre"))
+    optimizer = make_optimizer(OptimizerConfig(weight_decay=0.5, warmup=1), 16)
+
+    @jax.jit
+    def update(params: Any) -> Any:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return optimizer.update(zeros, optimizer.init(params), params)[0]
+
+    moved = flat(jax.tree.map(np.any, update(params)))
+    decayed = {name for name, changed in moved.items() if changed}
+    matrices = {
+        name
+        for name in flat(params)
+        if name.endswith(("kernel", "embedding", "positions")) or name == "output"
+    }
+    assert decayed == matrices
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cosin", r"optimizer\.schedule='cosin': unknown; did you mean cosine"),
+        ("cosine", r"optimizer\.decay_steps=None: must be above .*warmup=4000"),
+        ("linear", r"optimizer\.decay_steps=None: must be above .*warmup=4000"),
+    ],
+)
+def test_schedules_that_cannot_be_made_are_refused(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_optimizer(OptimizerConfig(schedule=name), 16)

@@ -1,0 +1,168 @@
+"""One update and one evaluation, mostly of a model small enough to calculate by hand."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from common import VOCABULARY, build, loss_of, make_batch, tiny
+from jaxtyping import Array
+
+from transformer_jax.config import OptimizerConfig
+from transformer_jax.special_ids import PAD
+from transformer_jax.training.optimizer import make_optimizer
+from transformer_jax.training.step import (
+    Averages,
+    LossSums,
+    TrainState,
+    eval_step,
+    gradients,
+    init_state,
+    train_step,
+)
+from transformer_jax.types import Batch, Mean
+
+BATCH = make_batch([(3, 4), (2, 2), (1, 1), (0, 0)])
+KEY = jax.random.key(5)
+
+
+def toy_loss(params: Any, batch: Batch, key: Any, averages: Averages) -> tuple[Array, LossSums]:
+    """Half the squared distance of each target's weight from 1, or from a random number."""
+    aim = 1.0 if key is None else jax.random.uniform(key)
+    targets = jnp.asarray(batch.target_out)
+    losses = jnp.square(params["weight"][targets] - aim) / 2
+    total, tokens = jnp.sum(jnp.where(targets != PAD, losses, 0.0)), jnp.sum(targets != PAD)
+    metrics = {"square": Mean(2 * total, tokens.astype(jnp.float32))}
+    return total, LossSums(tokens, metrics)
+
+
+def toy_state(optimizer: Any, ema: float | None = None) -> TrainState:
+    return init_state({"weight": jnp.zeros(VOCABULARY)}, optimizer, ema)
+
+
+def counts(batch: Batch) -> np.ndarray:
+    """How often each id is a target; padding is none."""
+    found = np.bincount(batch.target_out.ravel(), minlength=VOCABULARY)
+    found[0] = 0
+    return found
+
+
+def test_update_is_the_mean_gradient_over_tokens() -> None:
+    state = toy_state(optax.sgd(1.0))
+    after, metrics = train_step(state, BATCH, KEY, loss=toy_loss, optimizer=optax.sgd(1.0))
+    aim = jax.random.uniform(jax.random.fold_in(KEY, 0))
+    np.testing.assert_allclose(after.params["weight"], aim * counts(BATCH) / 7, rtol=1e-6)
+    np.testing.assert_allclose(metrics["loss"], aim**2 / 2, rtol=1e-6)
+    norm = np.linalg.norm(aim * counts(BATCH) / 7)
+    np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-6)
+    assert metrics["tokens"] == 7
+    assert after.step == 1
+    assert after.ema is None
+    assert after.eval_params is after.params
+
+
+def test_key_of_a_step_is_the_runs_with_the_step_folded_in() -> None:
+    sgd = optax.sgd(1.0)
+    state = toy_state(sgd)._replace(step=jnp.asarray(3))
+    after, _ = train_step(state, BATCH, KEY, loss=toy_loss, optimizer=sgd)
+    aim = jax.random.uniform(jax.random.fold_in(KEY, 3))
+    np.testing.assert_allclose(after.params["weight"], aim * counts(BATCH) / 7, rtol=1e-6)
+
+
+def test_microbatches_are_added_and_each_has_its_key() -> None:
+    params = {"weight": jnp.zeros(VOCABULARY)}
+    whole = gradients(params, BATCH, None, {}, loss=toy_loss)
+    parts = gradients(params, BATCH, None, {}, loss=toy_loss, accumulate=2)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), parts, whole)
+    found, _, _ = gradients(params, BATCH, KEY, {}, loss=toy_loss, accumulate=2)
+    wanted = np.zeros(VOCABULARY)
+    for i in range(2):
+        every_other = Batch(*(x[i::2] for x in BATCH[:3]))
+        wanted -= jax.random.uniform(jax.random.fold_in(KEY, i)) * counts(every_other)
+    np.testing.assert_allclose(found["weight"], wanted, rtol=1e-6)
+
+
+def test_microbatches_must_divide_the_rows() -> None:
+    with pytest.raises(ValueError, match=r"optimizer\.accumulate=3: must divide the 4 rows"):
+        params = {"weight": jnp.zeros(VOCABULARY)}
+        gradients(params, BATCH, None, {}, loss=toy_loss, accumulate=3)
+
+
+def test_batch_without_tokens_changes_nothing() -> None:
+    optimizer = make_optimizer(OptimizerConfig(warmup=1, clip_norm=1.0), 16)
+    empty = make_batch([(0, 0), (0, 0)])
+    run = partial(train_step, loss=toy_loss, optimizer=optimizer)
+    after, metrics = run(toy_state(optimizer), empty, KEY)
+    assert not after.params["weight"].any()
+    assert metrics["loss"] == metrics["tokens"] == metrics["grad_norm"] == 0
+
+
+def test_moving_average() -> None:
+    sgd, decay = optax.sgd(1.0), 0.15
+    state = toy_state(sgd, decay)
+    np.testing.assert_array_equal(state.eval_params["weight"], state.params["weight"])
+    average = np.zeros(VOCABULARY)
+    for step in range(3):
+        state, _ = train_step(state, BATCH, KEY, loss=toy_loss, optimizer=sgd, ema=decay)
+        now = min(decay, (1 + step) / (10 + step))  # 1/10, then 0.15
+        average = now * average + (1 - now) * np.asarray(state.params["weight"])
+        np.testing.assert_allclose(state.eval_params["weight"], average, rtol=1e-6)
+    assert np.any(state.eval_params["weight"] != state.params["weight"])
+
+
+def test_metrics_of_the_loss_are_means_by_name() -> None:
+    """This also holds over microbatches, and the running means of those names are updated."""
+    sgd = optax.sgd(1.0)
+    state = toy_state(sgd)._replace(averages={"square": jnp.asarray(2.0)})
+    for accumulate in (1, 2):
+        run = partial(train_step, loss=toy_loss, optimizer=sgd, accumulate=accumulate)
+        after, metrics = run(state, BATCH, KEY)
+        np.testing.assert_allclose(metrics["square"], 2 * metrics["loss"], rtol=1e-6)
+        wanted = 0.1 * 2.0 + 0.9 * metrics["square"]  # the decay begins at 1/10
+        np.testing.assert_allclose(after.averages["square"], wanted, rtol=1e-6)
+    after, _ = run(state._replace(step=jnp.asarray(10**6)), BATCH, KEY)
+    assert after.averages["square"] > 0.9 * 2.0
+
+
+def test_evaluation_is_without_dropout() -> None:
+    total, count = eval_step({"weight": jnp.zeros(VOCABULARY)}, BATCH, loss=toy_loss)
+    assert (total, count) == (3.5, 7)
+    doubled = eval_step(
+        {"weight": jnp.zeros(VOCABULARY)},
+        BATCH,
+        loss=toy_loss,
+        reduce=lambda tree: jax.tree.map(lambda x: 2 * x, tree),
+    )
+    assert doubled == (7, 14)
+
+
+def test_reduce_comes_before_the_division() -> None:
+    sgd = optax.sgd(1.0)
+    run = partial(train_step, toy_state(sgd), BATCH, KEY, loss=toy_loss, optimizer=sgd)
+    once, _ = run()
+    twice, metrics = run(reduce=lambda tree: jax.tree.map(lambda x: 2 * x, tree))
+    np.testing.assert_allclose(twice.params["weight"], once.params["weight"], rtol=1e-6)
+    assert metrics["tokens"] == 14
+
+
+@pytest.mark.optimised
+def test_training_learns_and_resumes_to_the_bit() -> None:
+    model, params = build(tiny(dropout=0.1, attention_dropout=0.1, ffn_dropout=0.1))
+    config = OptimizerConfig(schedule="inverse_sqrt", learning_rate=0.02, warmup=5, clip_norm=1.0)
+    optimizer = make_optimizer(config, 16)
+    run = jax.jit(
+        partial(train_step, loss=loss_of(model), optimizer=optimizer, accumulate=2, ema=0.9)
+    )
+    state, losses, half = init_state(params, optimizer, 0.9), [], None
+    for step in range(40):
+        state, metrics = run(state, BATCH, KEY)
+        losses.append(float(metrics["loss"]))
+        if step == 19:
+            half = jax.tree.map(np.asarray, state)  # as a checkpoint holds it
+    assert losses[-1] < 0.5 * losses[0]
+    for _ in range(20):
+        half, _ = run(half, BATCH, KEY)
+    jax.tree.map(np.testing.assert_array_equal, half, state)

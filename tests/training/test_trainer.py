@@ -1,0 +1,296 @@
+"""Training from text to run folder: continuing, refusing, stopping."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from common import write_pairs
+
+from transformer_jax.config import (
+    Config,
+    DecodeConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from transformer_jax.decoding.translator import Translator
+from transformer_jax.errors import UserError
+from transformer_jax.runs import checkpoint, run
+from transformer_jax.training.reporters import MetricsFile, read_metrics
+from transformer_jax.training.trainer import train
+
+
+def same(one: run.Run, other: run.Run, step: int, tree: str = "weights") -> bool:
+    """Whether two runs hold the same bits."""
+    pair = [checkpoint.restore(r.checkpoints, step, tree) for r in (one, other)]
+    ours, theirs = map(jax.tree.leaves, pair)
+    return all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_run_stands_alone(finished: run.Run) -> None:
+    assert run.load_config(finished.folder) == finished.config
+    assert checkpoint.steps(finished.checkpoints)[-1] == 12
+    stored = json.loads((finished.folder / "config.json").read_text())
+    assert stored["format"] == 1
+    assert stored["provenance"]["data_digests"].keys() == {"train", "dev"}
+    assert len(Translator.load(finished.folder)(["red old", "", "blue"])) == 3
+
+
+def test_metrics_tell_what_happened(finished: run.Run) -> None:
+    records = read_metrics(finished.folder / "metrics.jsonl")
+    steps = [r["step"] for r in records if r["kind"] == "train"]
+    assert steps == [2, 4, 6, 8, 10, 12]
+    wanted = {"loss", "grad_norm", "lr", "tokens_per_s", "padding", "epoch", "minutes", "done"}
+    assert all(wanted <= r.keys() for r in records if r["kind"] == "train")
+    evaluations = [r for r in records if r["kind"] == "evaluation"]
+    assert [r["step"] for r in evaluations] == [6, 12]
+    scores = next(iter(evaluations[0]["sets"].values()))
+    assert scores.keys() == {"loss", "perplexity", "bleu"}
+    assert len(evaluations[0]["samples"]) == 3
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_at(step: int) -> Callable[[dict[str, Any]], None]:
+    def reporter(record: dict[str, Any]) -> None:
+        if record["kind"] == "train" and record["step"] == step:
+            raise Stop
+
+    return reporter
+
+
+def assert_resumes(config: Config, whole: run.Run, folder: Path) -> None:
+    """Killed after step 6 and continued, `config` in `folder` is the run `whole`."""
+    with pytest.raises(Stop):
+        train(config, folder, reporters=[stop_at(6)])  # between checkpoints 4 and 8
+    assert checkpoint.steps(folder / "checkpoints") == [4]
+    messages = []
+    made = train(config, folder, reporters=[messages.append])
+    assert any("continuing" in r.get("text", "") and "step 4" in r["text"] for r in messages)
+    for step in (8, 12):
+        for tree in ("weights", "training"):
+            assert same(made, whole, step, tree)
+    ours, theirs = (read_metrics(r.folder / "metrics.jsonl") for r in (made, whole))
+    for a, b in zip(ours, theirs, strict=True):
+        timed = ("tokens_per_s", "minutes", "seconds_left", "done")
+        assert {k: v for k, v in a.items() if k not in timed} == {
+            k: v for k, v in b.items() if k not in timed
+        }
+
+
+def test_a_run_stopped_and_resumed_is_bit_identical(
+    tiny_config: Config, finished: run.Run, tmp_path: Path
+) -> None:
+    """Dropout, subword sampling and moving average on, in the middle of an epoch."""
+    assert_resumes(tiny_config, finished, tmp_path / "r")
+
+
+def test_so_is_one_of_packed_rows_in_pieces(tiny_config: Config, tmp_path: Path) -> None:
+    config = replace(
+        tiny_config,
+        data=replace(tiny_config.data, packing=True, packed_length=32),
+        optimizer=replace(tiny_config.optimizer, accumulate=2),
+    )
+    assert_resumes(config, train(config, tmp_path / "whole"), tmp_path / "r")
+
+
+def test_more_steps_go_on_where_the_run_ended(
+    tiny_config: Config, tmp_path: Path, finished: run.Run
+) -> None:
+    """Also under another search, which the run then has."""
+    short = replace(tiny_config, train=replace(tiny_config.train, steps=8))
+    train(short, tmp_path / "r")
+    other = replace(tiny_config, decode=DecodeConfig(beam=2))
+    made = train(other, tmp_path / "r")
+    assert same(made, finished, 12)
+    assert run.load_config(made.folder) == made.config == other
+    ends = [
+        checkpoint.progress(r.checkpoints, 12)["evaluations_since_best"] for r in (made, finished)
+    ]
+    assert ends[0] == ends[1]  # the evaluation at step 8 is no lost patience
+
+
+def test_another_config_is_refused_with_the_fields(tiny_config: Config, finished: run.Run) -> None:
+    other = replace(tiny_config, model=replace(tiny_config.model, d_ff=64))
+    with pytest.raises(ValueError, match=r"another config \(model.d_ff: 32 -> 64\)"):
+        train(other, finished.folder)
+    with pytest.raises(ValueError, match="--new needs a folder that is missing or empty"):
+        train(tiny_config, finished.folder, new=True)
+
+
+def test_changed_data_is_refused_by_name(tiny_config: Config, tmp_path: Path) -> None:
+    sides = [Path(side) for side in tiny_config.data.dev[0].split(",")]
+    copies = [shutil.copy(side, tmp_path / f"dev{i}") for i, side in enumerate(sides)]
+    dev = ",".join(map(str, copies))
+    mine = replace(
+        tiny_config,
+        data=replace(tiny_config.data, dev=(dev,)),
+        train=replace(tiny_config.train, steps=1),
+    )
+    train(mine, tmp_path / "r")
+    Path(copies[0]).write_text("blue\n" * 4)
+    Path(copies[1]).write_text("blue\n" * 4)
+    with pytest.raises(ValueError, match=r"data\.dev=.*dev0.*: has changed since run .* began"):
+        train(mine, tmp_path / "r")
+
+
+def test_what_is_left_out_of_a_development_corpus_is_said(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    for side in ("s", "t"):
+        (tmp_path / side).write_text("red old\n" + "blue " * 200 + "\n")
+    options = replace(tiny_config.data, dev=(f"{tmp_path}/s,{tmp_path}/t",))
+    said: list[dict[str, Any]] = []
+    one = replace(tiny_config, data=options, train=replace(tiny_config.train, steps=1))
+    train(one, tmp_path / "r", reporters=[said.append])
+    assert any(
+        "t: 1 pairs; left out: 0 with an empty side, 1 too long" in r.get("text", "") for r in said
+    )
+
+
+def test_metrics_hold_any_text(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    for step in (1, 2):
+        metrics({"kind": "evaluation", "step": step, "samples": ["a\u2028b\x85c"]})
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 2
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 3')  # cut short by a crash
+    metrics.cut(1)
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"[" * 100_000, "line 2: not JSON that can be read (nested too deeply)"),
+        (b'{"step": 1' + b"0" * 5000 + b"}", "line 2: not JSON that can be read (an integer"),
+        (b'{"kind": "train"}', "line 2: must be an object with a step"),
+        (b"\xff", "line 2: not JSON (byte 1 is not UTF-8)"),
+    ],
+    ids=("deep", "long", "no step", "no UTF-8"),
+)
+def test_damaged_metrics_are_named_by_line(tmp_path: Path, line: bytes, message: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_metrics(path)
+
+
+def test_bad_input_writes_nothing(tiny_config: Config, tmp_path: Path) -> None:
+    cases = {
+        "no-such-file.en": replace(tiny_config.data, train=("no-such-file.en,b.de",)),
+        "data.batch_tokens": replace(tiny_config.data, batch_tokens=8),
+    }
+    for message, options in cases.items():
+        with pytest.raises(ValueError, match=message):
+            train(replace(tiny_config, data=options), tmp_path / "r")
+        assert not (tmp_path / "r").exists()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("x")
+    with pytest.raises(ValueError, match=r"no config.json, so it is not a run"):
+        train(tiny_config, tmp_path / "full")
+
+
+def test_a_signal_stops_after_the_step_and_the_run_goes_on(
+    tiny_config: Config, finished: run.Run, tmp_path: Path
+) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("signals reach the main thread only")
+
+    def ask(record: dict[str, Any]) -> None:
+        if record["kind"] == "train" and record["step"] == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    said: list[dict[str, Any]] = []
+    made = train(tiny_config, tmp_path / "r", reporters=[ask, said.append])
+    assert checkpoint.steps(made.checkpoints)[-1] == 6
+    assert "SIGTERM; the same command continues" in said[-1]["text"]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    train(tiny_config, tmp_path / "r")
+    assert all(same(made, finished, 12, tree) for tree in ("weights", "training"))
+
+
+def test_a_damaged_checkpoint_is_stepped_over(
+    tiny_config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    short = replace(tiny_config, train=replace(tiny_config.train, steps=8))
+    made = train(short, tmp_path / "r")
+    damaged = next(p for p in (made.checkpoints / "00000008" / "weights").rglob("*") if p.is_file())
+    damaged.write_bytes(b"")
+    said: list[dict[str, Any]] = []
+    train(tiny_config, tmp_path / "r", reporters=[said.append])
+    assert damaged.name in caplog.text
+    assert any("at step 6" in r.get("text", "") for r in said)
+
+
+def test_weights_of_another_run_begin_a_new_one(
+    tiny_config: Config, finished: run.Run, tmp_path: Path
+) -> None:
+    other = replace(
+        tiny_config,
+        optimizer=replace(tiny_config.optimizer, ema=None),
+        train=replace(tiny_config.train, steps=1),
+    )
+    made = train(other, tmp_path / "r", init_from=finished.folder)
+    assert made.tokenizers.source.model == finished.tokenizers.source.model
+    ours, theirs = (jax.tree.leaves(r.params()) for r in (made, finished))
+    assert max(np.abs(a - b).max() for a, b in zip(ours, theirs, strict=True)) < 0.01
+    deeper = replace(other, model=replace(other.model, layers=2, d_ff=16))
+    with pytest.raises(ValueError, match=r"--init-from.*ffn/in/bias: float32\[32\]") as caught:
+        train(deeper, tmp_path / "s", init_from=finished.folder)
+    # All of a new encoder and a new decoder layer, and three arrays of each old feed-forward.
+    assert str(caught.value).count(" wanted") == 16 + 26 + 2 * 3
+
+
+def test_training_ends_by_epochs_minutes_and_patience(tiny_config: Config, tmp_path: Path) -> None:
+    def reason(name: str, **values: Any) -> str:
+        said: list[dict[str, Any]] = []
+        options = TrainConfig(evaluate_every=2, save_every=100, log_every=1, **values)
+        train(replace(tiny_config, train=options), tmp_path / name, reporters=[said.append])
+        return said[-1]["text"]
+
+    assert "reached train.epochs=1" in reason("epochs", epochs=1)
+    assert "reached train.minutes=0.001" in reason("minutes", minutes=0.001)
+    assert "train.patience=1" in reason("patience", patience=1, steps=200)
+
+
+def test_divergence_is_named(tiny_config: Config, tmp_path: Path) -> None:
+    wild = replace(tiny_config, optimizer=OptimizerConfig(learning_rate=1e30, warmup=1))
+    with pytest.raises(ValueError, match=r"training has diverged; lower optimizer.learning_rate"):
+        train(wild, tmp_path / "r")
+
+
+def test_pmap_trains(tiny_config: Config, tmp_path: Path) -> None:
+    pmap = replace(tiny_config, execution=replace(tiny_config.execution, executor="pmap"))
+    made = train(replace(pmap, train=replace(tiny_config.train, steps=4)), tmp_path / "pmap")
+    assert checkpoint.steps(made.checkpoints) == [4]
+
+
+def test_the_first_development_corpus_chooses_and_by_loss_if_told(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    dev = (*tiny_config.data.dev, write_pairs(tmp_path, "other", 8, 3))
+    options = replace(tiny_config.train, best="loss", evaluate_every=3)
+    made = train(
+        replace(tiny_config, data=replace(tiny_config.data, dev=dev), train=options), tmp_path / "r"
+    )
+    records = read_metrics(made.folder / "metrics.jsonl")
+    evaluations = [r for r in records if r["kind"] == "evaluation"]
+    assert [tuple(r["sets"]) for r in evaluations] == [dev] * 4
+    losses = [r["sets"][dev[0]]["loss"] for r in evaluations]
+    assert losses != [r["sets"][dev[1]]["loss"] for r in evaluations]
+    lowest = [loss == min(losses[: i + 1]) for i, loss in enumerate(losses)]
+    assert [r["best"] for r in evaluations] == lowest
+    assert made.best_step() == evaluations[int(np.argmin(losses))]["step"]
+    assert lowest != [True, False, False, False]  # as by BLEU, which is 0 here

@@ -1,0 +1,279 @@
+"""Brings the generated parts of README.md and docs/*.md up to date with the code and results/.
+
+A part stands between `<!-- NAME -->` and `<!-- end -->`; NAME is a key of `PARTS`, and any document
+may have it.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from transformer_jax import config as config_module
+from transformer_jax.benchmark import attention_report, results
+from transformer_jax.config import Config
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+PACKAGE = Path("transformer_jax")
+
+OTHER_FILES = {
+    "tests/": "a folder for each package, and fixtures",
+    "docs/": "usage, kinds of attention, the config reference, benchmarks",
+    "CONTRIBUTING.md": "the architecture, the rules of the code, and where to change what",
+    "notebooks/": "the first run from Python, with a map of attention",
+    "results/": "measured numbers and figures, each with the command that made it",
+    "tools/": "makes documents and pictures from code and results; the project's own measurements",
+    "Makefile": "every command of the project",
+    "pyproject.toml": "package, dependencies, settings of the tools",
+    "constraints.txt": "exact versions of all dependencies",
+    ".ci/run": "what every change must pass",
+}
+
+
+def multi30k() -> str:
+    """Returns the scores, the size and the speed of the model of Multi30k."""
+    found = results.read("multi30k_en_de")
+    machine = found["machine"]
+    rows = [
+        ("BLEU, lower-cased and tokenised", f"{found['bleu_lower_tokenised']:.2f}"),
+        ("BLEU, cased, sacreBLEU 13a", f"{found['bleu_cased_13a']:.2f}"),
+        ("chrF2", f"{found['chrf']:.2f}"),
+        ("parameters", f"{found['parameters']:,}"),
+        ("training", f"{found['minutes']:.0f} minutes, {found['steps']:,} steps"),
+        ("target tokens a second", f"{found['target_tokens_per_s']:,.0f}"),
+        ("machine", f"{machine['cores']} CPU cores ({machine['processor']})"),
+    ]
+    return _table(("Multi30k English-German, test_2016_flickr", ""), rows)
+
+
+def attention() -> str:
+    """Returns PyTorch's time over that of kernel `auto`, with quartiles where the file has them."""
+    found = attention_report.read()
+    columns = list(itertools.product(("forward", "both"), ("1", "8")))
+    rows = []
+    for mask, note in (("", ""), ("_causal", ", causal")):
+        ratios, spreads = found[f"ratio_to_torch{mask}"], found[f"ratio_to_torch{mask}_spread"]
+        for length in ratios["forward"]["1"] if ratios else ():
+            cells = (
+                _ratio(*(_at(table, d, batch, length) for table in (ratios, spreads)))
+                for d, batch in columns
+            )
+            rows.append((f"{int(length):,}{note}", *cells))
+    names = {"forward": "forward", "both": "forward and backward"}
+    head = ("length", *(f"{names[d]}, batch {b}" for d, b in columns))
+    return _table(head, rows)
+
+
+def _at(table: dict[str, Any], *keys: str) -> Any:
+    """Returns the entry of a nested table; None if there is none."""
+    for key in keys:
+        table = table.get(key, {})
+    return table or None
+
+
+def _ratio(median: float | None, quartiles: list[float] | None) -> str:
+    if median is None:
+        return ""
+    spread = "" if quartiles is None else " ({:.2f} to {:.2f})".format(*quartiles)
+    return f"{median:.2f}{spread}"
+
+
+OLD_PEER = "PyTorch of a version that was not recorded, in the same process as JAX"
+
+
+def attention_setting() -> str:
+    """Returns the sizes, the machine and the peer of the table of kernel `auto`."""
+    found = attention_report.read()
+    heads = f"{found['heads']} heads of {found['head_size']}"
+    if found["kv_heads"]:
+        heads += f", {found['kv_heads']} of keys and values"
+    machine, torch = found["machine"], found["pytorch"]
+    peer = f"PyTorch {torch['version']} with {torch['threads']} threads" if torch else OLD_PEER
+    processor = f"{machine['cores']} CPU cores ({machine['processor']})"
+    return f"float32, {heads}, {processor}, JAX {found['versions']['jax']}, {peer}:"
+
+
+def layers() -> str:
+    """Returns the times and the memory of separate and of stacked layers."""
+    rows = [
+        (
+            f"{name}, {layers}",
+            f"{found[layers]['step_ms']:,.0f}",
+            f"{found[layers]['compile_s']:.1f}",
+            f"{found[layers]['temporaries_mib']:,.0f}",
+        )
+        for name, found in results.read("layers")["presets"].items()
+        for layers in ("separate", "stacked")
+    ]
+    return _table(("layers", "step, ms", "compile, s", "temporaries, MiB"), rows)
+
+
+def windows() -> str:
+    """Returns the cost of a query of local and of global attention at each length."""
+    rows = results.read("windows")["rows"]
+    lengths = sorted({row["length"] for row in rows})
+    found: dict[tuple[str, int | None], dict[tuple[str, int], dict[str, Any]]] = {}
+    for row in rows:
+        kind = found.setdefault((row["kind"], row["window"]), {})
+        kind[row["mode"], row["length"]] = row
+
+    def cells(mode: str, value: str, unit: int, text: str) -> Callable[[Any], str]:
+        return lambda kind: " / ".join(format(kind[mode, n][value] / unit, text) for n in lengths)
+
+    columns = {
+        "thousand operations": cells("forward", "flops_per_query", 1000, ",.0f"),
+        "µs, forward": cells("forward", "us_per_query", 1, ".1f"),
+        "µs, forward and backward": cells("both", "us_per_query", 1, ".1f"),
+    }
+    table = [
+        (f"`{kind}`, D = {window}" if window else f"`{kind}`", *(c(x) for c in columns.values()))
+        for (kind, window), x in sorted(found.items(), key=lambda f: (f[0][0], f[0][1] or 0))
+    ]
+    return _table((f"a query, of {' / '.join(map(str, lengths))}", *columns), table)
+
+
+def recipes() -> str:
+    """Returns the accuracy of latent attention and of its baselines."""
+    found = results.read("recipes")["models"]
+    rows = [
+        (
+            name,
+            f"{model['parameters']:,}",
+            *(_spread(model[labels]) for labels in ("both", "trigger", "action")),
+        )
+        for name, model in found.items()
+    ]
+    return _table(("% right, least to most", "parameters", "both", "trigger", "action"), rows)
+
+
+def _spread(shares: list[float]) -> str:
+    """Returns the least and the largest share in percent."""
+    ends = [f"{100 * end:.1f}" for end in (min(shares), max(shares))]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def attention_kinds() -> str:
+    """Returns the scores of the same model with each kind of attention."""
+    head = ("kind", "validation loss", "BLEU", "chrF2", "parameters", "tokens a second")
+    rows = [
+        (
+            f"`{label}`",
+            f"{found['validation_loss']:.3f}",
+            f"{found['bleu_cased_13a']:.1f}",
+            f"{found['chrf']:.1f}",
+            f"{found['parameters']:,}",
+            f"{found['train_tokens_per_s']:,.0f}",
+        )
+        for label, found in results.read("attention_kinds")["kinds"].items()
+    ]
+    return _table(head, rows)
+
+
+def gradient_noise() -> str:
+    """Returns the noise of the gradients of sampled choices."""
+    found = results.read("attention_kinds")["estimators"]
+    rows = [
+        (
+            name,
+            f"{each['variance']:.1e}",
+            f"{each['squared_mean']:.1e}"
+            if each["squared_mean"] > each["variance"] / found["samples"]
+            else "lost in the noise",
+        )
+        for name, each in found.items()
+        if isinstance(each, dict)
+    ]
+    return _table(("gradient by", "variance", "squared mean"), rows)
+
+
+def config_table() -> str:
+    """Returns every field of the config with its default and its meaning."""
+    return _table(("field", "default", "meaning"), list(_field_rows(Config(), field_texts())))
+
+
+def _field_rows(
+    section: Any, texts: dict[tuple[str, str], str], name: str = ""
+) -> Iterator[tuple[str, ...]]:
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _field_rows(value, texts, f"{name}{field.name}.")
+        else:
+            text = " ".join(texts[type(section).__name__, field.name].split())
+            yield f"`{name}{field.name}`", f"`{value!r}`", text
+
+
+def tree() -> str:
+    """Returns the packages and the files beside them, each with what it is for."""
+    modules = [Path("train.py"), *sorted(Path("configs").glob("*.py"))]
+    packages = sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))
+    own = [path for path in sorted(PACKAGE.glob("*.py")) if path.name != "__init__.py"]
+    lines = {f"{path}": first_line(path) for path in modules}
+    lines[f"{PACKAGE}/"] = first_line(PACKAGE / "__init__.py")
+    lines |= {f"  {path.name}/": first_line(path / "__init__.py") for path in packages}
+    lines |= {f"  {path.name}": first_line(path) for path in own}
+    lines |= OTHER_FILES
+    width = max(map(len, lines))
+    return "```\n" + "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items()) + "\n```"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "multi30k": multi30k,
+    "attention": attention,
+    "attention_setting": attention_setting,
+    "layers": layers,
+    "windows": windows,
+    "recipes": recipes,
+    "attention_kinds": attention_kinds,
+    "gradient_noise": gradient_noise,
+    "config": config_table,
+    "tree": tree,
+}
+
+
+def update(text: str) -> str:
+    """Returns a document's text with every generated part made again."""
+
+    def part(match: re.Match[str]) -> str:
+        return f"<!-- {match[1]} -->\n{PARTS[match[1]]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", part, text, flags=re.S)
+
+
+def main() -> None:
+    """Rewrites the documents."""
+    for document in DOCUMENTS:
+        document.write_text(update(document.read_text("utf-8")), "utf-8")
+
+
+def first_line(path: Path) -> str:
+    """Returns the first line of a module's docstring, or ""."""
+    return (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").partition("\n")[0]
+
+
+def field_texts() -> dict[tuple[str, str], str]:
+    """Returns the docstring of each field, by dataclass and name, from the source of config.py."""
+    source = Path(str(config_module.__file__)).read_text("utf-8")
+    texts: dict[tuple[str, str], str] = {}
+    for part in ast.parse(source).body:
+        if isinstance(part, ast.ClassDef):
+            for field, text in itertools.pairwise(part.body):
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    texts[part.name, ast.unparse(field.target)] = ast.literal_eval(text.value)
+    return texts
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Draws docs/attention_*.svg: the weights of each kind of attention for the same small example.
+
+python -m tools.pictures
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax import plot
+from transformer_jax.attention import (
+    Mask,
+    alibi,
+    gumbel_attention,
+    hard_attention,
+    latent_attention,
+    local_m_attention,
+    local_p_attention,
+    plain_self_attention,
+    scores,
+    soft_attention,
+)
+from transformer_jax.attention.kinds import masked_softmax
+from transformer_jax.attention.positions import relative_bucket, rotate
+
+SOURCE = ["I", "have", "read", "the", "old", "book", "."]
+TARGET = ["ich", "habe", "das", "alte", "Buch", "gelesen", "."]
+MEANT = [0, 1, 3, 4, 5, 2, 6]
+"""The source word that each target word translates: German puts the verb last."""
+
+
+class Drawn(NamedTuple):
+    """A picture's panels, attention weights [T, S] by title, and names of rows and columns."""
+
+    panels: dict[str, jax.Array]
+    rows: list[str]
+    columns: list[str]
+
+
+def example() -> tuple[jax.Array, jax.Array]:
+    """Returns 7 queries and 7 keys of width 16.
+
+    A source word's key is random. A target word's query is the key of its source word, with noise.
+    """
+    draw = np.random.default_rng(3)
+    keys, noise = draw.normal(size=(2, len(SOURCE), 16))
+    query = 0.6 * keys[MEANT] + 0.4 * noise
+    return jnp.asarray(query, jnp.float32), jnp.asarray(keys, jnp.float32)
+
+
+def pictures() -> dict[str, Drawn]:
+    """Returns every picture by the end of its file's name."""
+    query, keys = example()
+    inputs, key = (query, keys, keys), jax.random.key(1)
+    after = jnp.eye(len(SOURCE)).at[:-1].set(jnp.eye(len(SOURCE))[1:])
+    latent = soft_attention(*inputs)[1]
+    drawn = {
+        "soft": {"soft": latent},
+        "hard": {
+            "training: sampled": hard_attention(*inputs, key=key)[1],
+            "decoding: the likeliest": hard_attention(*inputs)[1],
+        },
+        "gumbel": {
+            "picked": gumbel_attention(*inputs, key=key)[1],
+            "has the gradient of": _noisy(latent, key, 1.0),
+            "at temperature 0.3": _noisy(latent, key, 0.3),
+        },
+        "local_m": {f"D = {d}": local_m_attention(*inputs, window=d)[1] for d in (1, 2)},
+        "local_p": {
+            f"D = {d}": local_p_attention(*inputs, centre=jnp.asarray(MEANT) + 0.2, window=d)[1]
+            for d in (1, 3)
+        },
+        "latent": {
+            "latent": latent,
+            "active: the next word": after,
+            "weights": latent_attention(*inputs, active=after)[1],
+        },
+    }
+    found = {name: Drawn(panels, TARGET, SOURCE) for name, panels in drawn.items()}
+    plain = {"plain": plain_self_attention(keys / 2)[1]}
+    found["plain"] = Drawn(plain, SOURCE, SOURCE)
+    found["scores"] = Drawn(_scores(query, keys), TARGET, SOURCE)
+    places = [str(i) if i % 4 == 0 else "" for i in range(PLACES)]
+    found["positions"] = Drawn(_positions(), places, places)
+    return found
+
+
+def _noisy(weights: jax.Array, key: jax.Array, temperature: float) -> jax.Array:
+    """Returns the softmax with Gumbel noise, whose gradient `gumbel_attention` uses."""
+    noise = jax.random.gumbel(key, weights.shape)
+    return masked_softmax((jnp.log(weights) + noise) / temperature, None)
+
+
+def _scores(query: jax.Array, keys: jax.Array) -> dict[str, jax.Array]:
+    """Returns the weights by score function; for `location`, W is fitted to the example."""
+    wanted = 4 * jnp.eye(len(SOURCE))[jnp.asarray(MEANT)]
+    w = jnp.linalg.lstsq(query, wanted)[0]
+    found = {
+        "scaled_dot": scores.scaled_dot(query, keys),
+        "dot": scores.dot(query, keys),
+        "location": scores.location(query, jnp.arange(len(SOURCE)), w),
+    }
+    return {name: masked_softmax(each, None) for name, each in found.items()}
+
+
+PLACES = 20
+
+
+def _positions() -> dict[str, jax.Array]:
+    """Returns weights by kind of positions, where all words are the same and only positions count.
+
+    Each row is divided by its largest weight. The relative bias is learned; its panel has the
+    numbers of the buckets, divided by the largest.
+    """
+    here = jnp.arange(PLACES)[None]
+    same = rotate(jnp.ones((1, 1, PLACES, 16)), here)[0, 0]
+    distance = here - here.T
+    found = {
+        "rotary": scores.scaled_dot(same, same),
+        "ALiBi, slope 1/4": alibi(here, here, 4)[0, 0],
+        "sliding window, D = 4": jnp.where(Mask().windowed(4).dense(PLACES, PLACES)[0, 0], 0, -1e9),
+    }
+    weights = {name: masked_softmax(each, None) for name, each in found.items()}
+    weights = {name: each / each.max(axis=-1, keepdims=True) for name, each in weights.items()}
+    buckets = relative_bucket(distance, both_sides=True)
+    return weights | {"relative: buckets": buckets / buckets.max()}
+
+
+def draw(folder: Path) -> None:
+    """Writes the pictures."""
+    folder.mkdir(exist_ok=True)
+    for name, drawn in pictures().items():
+        panels = {title: np.asarray(weights) for title, weights in drawn.panels.items()}
+        axes = plot.attention_maps(panels, drawn.columns, drawn.rows, len(panels))
+        plot.save(axes, folder / f"attention_{name}.svg")
+
+
+if __name__ == "__main__":
+    draw(Path("docs"))

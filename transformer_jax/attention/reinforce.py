@@ -1,0 +1,52 @@
+"""REINFORCE: the auxiliary loss that trains sampled choices of attention.
+
+Williams 1992; Xu et al. 2015, section 4.1.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from transformer_jax.types import Outcome
+
+
+def reinforce(
+    log_probability: Float[Array, "B T"], entropy: Float[Array, "B T"], outcome: Outcome
+) -> Float[Array, ""]:
+    """Returns 0, with the gradient of -Σ ((reward - baseline) · log_probability + entropy).
+
+    The sum is over the target tokens. Both arrays are in nats and already weighted by the layer's
+    config. The reward, through which no gradient passes, is the token's log-likelihood, and the
+    baseline is its running mean, `averages["log_likelihood"]`. Use this for choices in the last
+    layer, which change the prediction of their own token only.
+    """
+    return _surrogate(log_probability, entropy, _gain(outcome), outcome)
+
+
+def reinforce_to_go(
+    log_probability: Float[Array, "B T"], entropy: Float[Array, "B T"], outcome: Outcome
+) -> Float[Array, ""]:
+    """Returns `reinforce` with the rewards of a token and all later ones, minus the baseline each.
+
+    Use this for choices in a layer below the last, which change later tokens too.
+    """
+    gain = _gain(outcome)
+    gain = jnp.cumsum(gain[:, ::-1], axis=1)[:, ::-1]
+    return _surrogate(log_probability, entropy, gain, outcome)
+
+
+def _gain(outcome: Outcome) -> Float[Array, "B T"]:
+    gain = outcome.log_likelihood - outcome.averages["log_likelihood"]
+    return jax.lax.stop_gradient(jnp.where(outcome.is_token, gain, 0))
+
+
+def _surrogate(
+    log_probability: Float[Array, "B T"],
+    entropy: Float[Array, "B T"],
+    gain: Float[Array, "B T"],
+    outcome: Outcome,
+) -> Float[Array, ""]:
+    total = -jnp.sum(jnp.where(outcome.is_token, gain * log_probability + entropy, 0))
+    return total - jax.lax.stop_gradient(total)

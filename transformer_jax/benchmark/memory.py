@@ -1,0 +1,76 @@
+"""How much memory a program may still allocate: on the device, or on the host within the limits of
+its control groups (containers)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+from transformer_jax.allocator import give_memory_back
+
+USABLE = 0.6
+"""Share of the host's free memory that a program may use: one that needed 80 % has been killed."""
+
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
+
+
+def shortage(needed: int) -> str | None:
+    """Returns a message if `needed` bytes cannot be allocated, else None."""
+    stats = jax.devices()[0].memory_stats()
+    free = stats["bytes_limit"] - stats["bytes_in_use"] if stats else usable_host_memory()
+    return f"needs {needed:,} bytes, {free:,} are available" if needed > free else None
+
+
+def usable_host_memory() -> int:
+    """Returns the bytes of host memory that a program may use.
+
+    Not all free memory: what the allocator keeps of freed memory is fragmented.
+    """
+    give_memory_back()
+    return int(USABLE * free_host_memory())
+
+
+def free_host_memory(root: Path = Path("/")) -> int:
+    """Returns the bytes that are free in the system and in every control group of this process."""
+    system = root / "proc/meminfo"
+    if not system.exists():
+        pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+        return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+    fields = dict(line.split(":") for line in system.read_text("utf-8").splitlines())
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    return max(0, min([available, *_free_in_groups(root)]))
+
+
+def _free_in_groups(root: Path) -> Iterator[int]:
+    """Yields the free bytes of each control group with a limit: the process's own and those above.
+
+    In a container the groups above its own may not be mounted, and its own stand at the top.
+    """
+    groups = root / "proc/self/cgroup"
+    for line in groups.read_text("utf-8").splitlines() if groups.exists() else ():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            top, names = root / "sys/fs/cgroup", _VERSION_2
+        elif "memory" in controllers.split(","):
+            top, names = root / "sys/fs/cgroup/memory", _VERSION_1
+        else:
+            continue
+        own = top / path.strip("/")
+        for folder in (own, *own.parents):
+            if folder.is_relative_to(top):
+                yield from _free_in_group(folder, *names)
+
+
+def _free_in_group(folder: Path, limit: str, usage: str, reclaimable: str) -> Iterator[int]:
+    """Yields the limit less what is used, not counting the page cache that can be reclaimed."""
+    if not (folder / limit).exists():
+        return
+    most = (folder / limit).read_text("utf-8").strip()
+    if most != "max":
+        statistics = (folder / "memory.stat").read_text("utf-8").splitlines()
+        cache = int(dict(line.split() for line in statistics).get(reclaimable, 0))
+        yield int(most) - int((folder / usage).read_text("utf-8")) + cache

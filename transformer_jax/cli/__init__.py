@@ -1,0 +1,1 @@
+"""The command `transformer-jax`: parses options, calls functions of the library, prints."""

@@ -1,0 +1,120 @@
+"""Parses command lines with tyro, with errors of one line.
+
+`--config=PATH` and `--config.FIELD=VALUE` are separated from a command's own options first, since
+the defaults of the fields come from the config file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tyro
+
+from transformer_jax.cli.commands import RENAMED
+from transformer_jax.config import Config, did_you_mean, load_config_file
+from transformer_jax.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+
+class ConfigArguments(NamedTuple):
+    """The arguments that make up a config."""
+
+    path: str | None  # of the config file
+    overrides: list[str]  # --config.FIELD=VALUE, or --config.FIELD and values
+
+    def sets(self, field: str) -> bool:
+        """Returns whether an override sets `field`, such as "execution.kernel"."""
+        return any(name.partition("=")[0] == f"--config.{field}" for name in self.overrides)
+
+    def resolve(self, stored: Config | None = None) -> Config:
+        """Returns the config of the file, or else `stored`, with the overrides applied."""
+        config = stored if self.path is None else load_config_file(self.path)
+        if config is None:
+            raise UserError("--config: name a config file, such as configs/quickstart.py")
+        return parse(Fields, self.overrides, "transformer-jax", Fields(config)).config
+
+
+def split_config(arguments: Sequence[str]) -> tuple[ConfigArguments, list[str]]:
+    """Separates the arguments of the config from the others."""
+    paths: list[str] = []
+    overrides: list[str] = []
+    others: list[str] = []
+    values = others  # the list that the values after an option belong to
+    remaining = iter(arguments)
+    for argument in remaining:
+        name, equals, value = argument.partition("=")
+        if name == "--config":
+            path = value if equals else next(remaining, "")
+            if not path or path.startswith("-"):
+                raise UserError("--config: needs the path of a config file")
+            paths.append(path)
+            values = others
+            continue
+        if name.startswith("--") or argument == "-h":
+            values = overrides if name.startswith("--config.") else others
+        values.append(argument)
+    if len(paths) > 1:
+        raise UserError(f"--config: given {len(paths)} times: {', '.join(paths)}")
+    return ConfigArguments(paths[0] if paths else None, overrides), others
+
+
+def rename_options(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments with today's names of options. Warns of each old name."""
+    renamed = []
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if name in RENAMED:
+            logger.warning("%s is now called %s", name, RENAMED[name])
+        renamed.append(RENAMED.get(name, name) + equals + value)
+    return renamed
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The fields of a config as options."""
+
+    config: Config
+
+
+def parse(kind: type[Any], arguments: Sequence[str], program: str, default: Any = None) -> Any:
+    """Returns the arguments as a `kind`. UserError in place of tyro's boxed message and exit."""
+    errors = io.StringIO()
+    more = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(errors):
+            flags = tyro.conf.FlagConversionOff if kind is Fields else tyro.conf.FlagCreatePairsOff
+            return tyro.cli(kind, args=arguments, prog=program, config=(flags,), **more)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+    raise UserError(_condense(errors.getvalue(), kind))
+
+
+def _condense(message: str, kind: type[Any]) -> str:
+    """Returns one line of tyro's message: a title, the error and hints, separated by rules."""
+    parts = [one_line(part) for part in re.split(r"[-─]{5,}", re.sub(r"[│╭╮╰╯]", "", message))]
+    text = re.sub(r"^Error parsing [-\w.]+: (?=[\w.]+=)", "", parts[1] if parts[1:] else parts[0])
+    if choice := re.match(
+        r"(invalid choice '(.*)' for argument '.*')\s*\. Expected one of (.*)", text
+    ):
+        return choice[1] + did_you_mean(choice[2], re.findall("'(.*?)'", choice[3]))
+    if text.startswith("Unrecognized options: --"):
+        hints = (part.split()[3] for part in parts if part.startswith("Perhaps you meant:"))
+        names = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(kind)]
+        if nearest := next(hints, None):
+            return f"{text}; did you mean {nearest}?"
+        return text + did_you_mean(text.split()[2].partition("=")[0], names)
+    return text
+
+
+def one_line(text: str) -> str:
+    """Returns the words of `text` in one line."""
+    return " ".join(text.split())

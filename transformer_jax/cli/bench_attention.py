@@ -1,0 +1,32 @@
+"""The command `bench attention`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+from transformer_jax.benchmark import attention_report
+from transformer_jax.benchmark.attention import measure
+from transformer_jax.cli.commands import BenchAttention
+from transformer_jax.errors import UserError
+from transformer_jax.user_code import search_current_folder
+
+
+def run(options: BenchAttention) -> None:
+    """Prints a table as it is measured, and writes what `--out` and `--dump` ask for."""
+    if options.out is not None and importlib.util.find_spec("matplotlib") is None:
+        raise UserError("--out: the plot needs matplotlib; pip install 'transformer-jax[plot]'")
+    search_current_folder(options.kernels)
+    measured = measure(options, options.dump)
+    for folder in (options.out and options.out.parent, options.dump):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+    command = " ".join(["transformer-jax bench attention", *sys.argv[3:]])
+    records: list[attention_report.Record] = []
+    previous: list[attention_report.Record] = []
+    for case in measured:
+        print("\n".join(attention_report.table_lines(case, previous)), flush=True)
+        records += case
+        previous = case
+        if options.out is not None:  # after each case, since the last ones take longest
+            attention_report.write(options.out, command, options, records)

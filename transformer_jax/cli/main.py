@@ -1,0 +1,91 @@
+"""The command `transformer-jax`: finds a command in `COMMANDS`, parses its options and runs it.
+
+Errors of the user are one line on standard error and exit status 2; `--debug` shows the traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from itertools import takewhile
+
+from transformer_jax.allocator import restart_with_allocator
+from transformer_jax.cli.arguments import Fields, one_line, parse, rename_options, split_config
+from transformer_jax.cli.commands import COMMANDS
+from transformer_jax.config import Config, did_you_mean
+from transformer_jax.errors import UserError
+from transformer_jax.printable import printable
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs a command line; without `argv` that of this program.
+
+    Exits with status 2 after an error of the user, and with 130 after an interrupt. Any other
+    exception is a defect and is raised.
+    """
+    if argv is None:
+        restart_with_allocator()
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PrintableFormatter("transformer-jax: %(levelname)s: %(message)s"))
+    logging.basicConfig(handlers=[handler])
+    try:
+        _dispatch(arguments)
+    except (UserError, OSError) as error:
+        if "--debug" in arguments:
+            raise
+        print(f"transformer-jax: error: {printable(one_line(str(error)))}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+class _PrintableFormatter(logging.Formatter):
+    """Formats log records as one line that is safe to print."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def _dispatch(arguments: Sequence[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_overview())
+        return
+    name, rest = _find_command(arguments)
+    kind, program = COMMANDS[name], f"transformer-jax {name}"
+    config, rest = split_config(rest)
+    if "--help-config" in rest:
+        parse(Fields, ["--help"], program, Fields(Config()))
+    options = parse(kind, rename_options(rest), program)
+    # Imported only now, so that --help does not wait for JAX.
+    command = import_module(f"transformer_jax.cli.{name.replace(' ', '_')}")
+    if kind.takes_config:
+        command.run(options, config)
+    elif config.path or config.overrides:
+        why = "takes the config from the run" if hasattr(options, "run") else "has no config"
+        raise UserError(f"--config: {name} {why}")
+    else:
+        command.run(options)
+
+
+def _find_command(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Returns the name of the command, of one or two words, and the arguments after it."""
+    for name in COMMANDS:
+        words = name.split()
+        if arguments[: len(words)] == words:
+            return name, arguments[len(words) :]
+    unknown = " ".join(takewhile(lambda word: not word.startswith("-"), arguments[:2]))
+    raise UserError(f"{unknown}: unknown command{did_you_mean(unknown, COMMANDS)}")
+
+
+def _overview() -> str:
+    lines = ["transformer-jax COMMAND [options]   (COMMAND --help: its options)", ""]
+    for name, kind in COMMANDS.items():
+        lines.append(f"  {name:<16} {(kind.__doc__ or '').splitlines()[0]}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The command `translate`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from transformer_jax.cli.commands import Translate
+from transformer_jax.cli.common import load_translator
+from transformer_jax.decoding.translator import WINDOW
+from transformer_jax.files import write_whole
+from transformer_jax.text.files import read_lines
+
+
+def run(options: Translate) -> None:
+    """Translates a file or standard input."""
+    translator = load_translator(options)
+    interactive = options.input == "-" and sys.stdin.isatty()
+    lines = read_lines(options.input)
+    with _output(options.output) as output:
+        for translation in translator.stream(lines, window=1 if interactive else WINDOW):
+            print(translation.text, file=output, flush=interactive)
+
+
+@contextlib.contextmanager
+def _output(path: str) -> Iterator[IO[str]]:
+    """Opens standard output ("-"), a device, or a file that is written whole or not at all."""
+    if path == "-":
+        yield sys.stdout
+        sys.stdout.flush()
+    elif Path(path).exists() and not Path(path).is_file():
+        with Path(path).open("w", encoding="utf-8") as output:
+            yield output
+    else:
+        with write_whole(Path(path)) as output:
+            yield output

@@ -1,0 +1,1 @@
+"""Pairs of ids, cached on disk, as batches of few shapes. NumPy arrays."""

@@ -1,0 +1,147 @@
+"""Groups sentences of similar length into batches of a few fixed shapes.
+
+For training the shapes are chosen for the lengths of the corpus; for translation, where lengths
+are not known beforehand, they come from a fixed series.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from transformer_jax.errors import UserError
+
+ROWS_MULTIPLE = 8
+"""The number of rows of a training batch is a multiple of this, so that 2, 4 or 8 devices share
+them evenly."""
+
+
+class Shape(NamedTuple):
+    """The number of rows of a batch, and of the slots in a row on each side."""
+
+    rows: int
+    source: int
+    target: int
+
+    def padded(self, devices: int) -> Shape:
+        """Returns the shape with rows added up to a multiple of `devices`."""
+        return self._replace(rows=_round_up(self.rows, devices))
+
+
+class Plan(NamedTuple):
+    """One batch: the indices of its Q pairs, and where each of them goes."""
+
+    shape: Shape
+    pairs: Int[np.ndarray, " Q"]
+    rows: Int[np.ndarray, " Q"]
+    starts: Int[np.ndarray, "Q 2"]  # the first slot on each side
+    segments: Int[np.ndarray, " Q"]  # the pair's number in its row, from 1
+
+
+def choose_shapes(
+    lengths: Int[np.ndarray, "P 2"], batch_tokens: int, count: int
+) -> tuple[Shape, ...]:
+    """Returns at most `count` shapes for pairs of these lengths, chosen for the least padding.
+
+    Each shape is at least as wide as the one before it. Buckets are intervals of the longer side's
+    length, and dynamic programming finds their best bounds (choosing both sides freely would fill
+    0.5 % more of Multi30k's slots). A shape has as many rows as keep both sides within
+    `batch_tokens`, rounded down to a multiple of `ROWS_MULTIPLE`.
+
+    UserError: `batch_tokens` cannot hold the longest pair.
+    """
+    longer = lengths.max(axis=1)
+    longest = int(longer.max())
+    if ROWS_MULTIPLE * longest > batch_tokens:
+        raise UserError(
+            f"data.batch_tokens={batch_tokens}: must be at least {ROWS_MULTIPLE * longest} to hold"
+            f" {ROWS_MULTIPLE} sentences of {longest} tokens, the longest here"
+        )
+    bounds = _best_bounds(np.bincount(longer), count)
+    widths = np.stack([lengths[longer <= bound].max(axis=0) for bound in bounds])
+    return tuple(
+        Shape(batch_tokens // max(s, t) // ROWS_MULTIPLE * ROWS_MULTIPLE, s, t)
+        for s, t in widths.tolist()
+    )
+
+
+def _best_bounds(histogram: Int[np.ndarray, " L"], count: int) -> list[int]:
+    """Returns the upper bounds of at most `count` buckets; `histogram[n]` pairs have length n."""
+    below = np.cumsum(histogram)
+    longest = len(histogram) - 1
+    cost = np.where(np.arange(longest + 1) > 0, np.inf, 0.0)  # slots of the pairs up to a length
+    previous = []  # for each number of buckets and each bound, the bound before it
+    for _ in range(count):
+        costs = [cost[:n] + (below[n] - below[:n]) * n for n in range(1, longest + 1)]
+        previous.append([0, *(int(np.argmin(row)) for row in costs)])
+        cost = np.array([0.0, *(row.min() for row in costs)])
+    bounds = [longest]
+    for before in reversed(previous):
+        bounds.append(before[bounds[-1]])
+    return sorted({bound for bound in bounds if below[bound]})
+
+
+def group(lengths: Int[np.ndarray, "P 2"], shapes: tuple[Shape, ...]) -> list[Plan]:
+    """Returns batches with one pair a row, each pair in the smallest shape that holds it.
+
+    Pairs that do not fill a batch move to the next larger shape, where they take fewer slots than
+    empty rows would. At most one batch therefore has empty rows, and it is of the largest shape.
+    """
+    _, *widths = np.transpose(shapes)
+    smallest = np.max([np.searchsorted(widths[side], lengths[:, side]) for side in (0, 1)], axis=0)
+    plans = []
+    waiting = np.zeros(0, int)
+    for i, shape in enumerate(shapes):
+        waiting = np.concatenate([waiting, np.flatnonzero(smallest == i)])
+        spare = len(waiting) % shape.rows if i < len(shapes) - 1 else 0
+        for start in range(0, len(waiting) - spare, shape.rows):
+            pairs = waiting[start : start + shape.rows]
+            count = len(pairs)
+            starts, segments = np.zeros((count, 2), int), np.ones(count, int)
+            plans.append(Plan(shape, pairs, np.arange(count), starts, segments))
+        waiting = waiting[len(waiting) - spare :]
+    return plans
+
+
+def batches_by_length(
+    lengths: Sequence[int], batch_tokens: int, max_length: int, devices: int = 1
+) -> Iterator[tuple[tuple[int, int], list[int]]]:
+    """Yields the shape (rows, width) of each batch and the indices of the sentences in it.
+
+    Sentences are sorted by length, and those of length 0 are left out. Widths are 8, 16, … 48 and
+    then grow by a half, up to `max_length`. A full batch has a power of two of rows, with about
+    `batch_tokens` slots; a partial one a power of four. Rows are then rounded up to a multiple of
+    `devices`.
+    """
+    order = sorted((length, index) for index, length in enumerate(lengths) if length)
+    for width, members in itertools.groupby(order, lambda item: _width(item[0], max_length)):
+        indices = [index for _, index in members]
+        full = 1 << max((batch_tokens // width).bit_length() - 1, 0)
+        for start in range(0, len(indices), full):
+            batch = indices[start : start + full]
+            rows = min(full, _power_of_four(len(batch)))
+            yield (_round_up(rows, devices), width), batch
+
+
+def _width(length: int, max_length: int) -> int:
+    """Returns the smallest width of the series that holds `length` tokens."""
+    width = 8
+    while width < length:
+        width += 8 if width < 48 else width // 2
+    return min(width, max_length)
+
+
+def _power_of_four(count: int) -> int:
+    """Returns the smallest of 1, 4, 16, 64, … that is at least `count`."""
+    rows = 1
+    while rows < count:
+        rows *= 4
+    return rows
+
+
+def _round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple

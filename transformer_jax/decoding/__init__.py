@@ -1,0 +1,1 @@
+"""Decoding: search as pure functions, translation of text, and scores of translations."""

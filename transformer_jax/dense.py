@@ -1,0 +1,32 @@
+"""Makes the dense layers of all models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from transformer_jax.config import ModelConfig
+
+
+def dense(
+    config: ModelConfig,
+    features: int | Sequence[int],
+    *,
+    axis: int | Sequence[int] = -1,
+    name: str | None = None,
+) -> nn.DenseGeneral:
+    """Returns a linear layer from the dimensions `axis` to `features`, with `model.bias`.
+
+    Parameters are float32 and initialized as by Glorot and Bengio (2010); the product is computed
+    in `model.dtype`.
+    """
+    return nn.DenseGeneral(
+        features,
+        axis=axis,
+        use_bias=config.bias,
+        dtype=jnp.dtype(config.dtype),
+        kernel_init=nn.initializers.xavier_uniform(),
+        name=name,
+    )

@@ -1,0 +1,1 @@
+"""Conversion from the formats of other frameworks."""

@@ -1,0 +1,43 @@
+"""Converts named arrays, such as the state dictionary of another framework, to parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from transformer_jax.errors import UserError
+from transformer_jax.types import Params
+
+
+def params_from_arrays(
+    arrays: Mapping[str, np.ndarray], like: Params, their_name: Callable[[str], str]
+) -> Params:
+    """Returns `arrays` as parameters with the structure, shapes and types of `like`.
+
+    their_name: maps the name of a parameter, such as "encoder/layers_0/ffn/in/kernel", to its name
+    in `arrays`. An array may have another shape with the same number of elements, since heads are a
+    dimension of their own here. UserError: an array is missing, of another size, or used by no
+    parameter.
+    """
+    unused = set(arrays)
+
+    def leaf(path: Any, wanted: Any) -> np.ndarray:
+        ours = jax.tree_util.keystr(path, simple=True, separator="/")
+        theirs = their_name(ours)
+        if theirs not in arrays:
+            raise UserError(f"{theirs}: no such array; it should hold the parameter {ours}")
+        unused.discard(theirs)
+        array = np.asarray(arrays[theirs])
+        if array.size != wanted.size:
+            raise UserError(
+                f"{theirs}: has the shape {array.shape}; must be {wanted.shape} for {ours}"
+            )
+        return array.reshape(wanted.shape).astype(wanted.dtype)
+
+    params = jax.tree_util.tree_map_with_path(leaf, like)
+    if unused:
+        raise UserError(f"arrays that no parameter uses: {', '.join(sorted(unused))}")
+    return params

@@ -1,0 +1,1 @@
+"""Models as pure Linen modules: the encoder-decoder Transformer and the classifier."""

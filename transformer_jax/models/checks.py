@@ -1,0 +1,92 @@
+"""Checks a config against the tables of kinds, scores and kernels of attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformer_jax.attention import Kernel
+from transformer_jax.attention.kernels import check_kernel
+from transformer_jax.attention.layer_kinds import Kind, find_kind
+from transformer_jax.attention.scores import SCORES, find_score
+from transformer_jax.config import ModelConfig
+from transformer_jax.errors import UserError
+
+ROLES = ("encoder_attention", "decoder_attention", "cross_attention")
+
+
+def check_model(config: ModelConfig, kernel: str | Kernel = "auto") -> None:
+    """Checks that the attentions of `config` are possible, and that the kernel can compute them.
+
+    UserError: a check fails; the message names the field, its value and what would be right.
+    """
+    for role in ROLES:
+        _check_attention(config, role, find_kind(role, getattr(config, role).kind))
+    _check_kernel(config, kernel)
+
+
+def check_packing(config: ModelConfig) -> None:
+    """Checks that the model can be trained on packed rows. UserError: it cannot."""
+    if config.labels is not None:
+        raise UserError(
+            f"data.packing=True: must be false where model.labels={config.labels}: "
+            "a classifier's targets are not packed"
+        )
+    for role in ROLES:
+        kind = getattr(config, role).kind
+        if not find_kind(role, kind).packing:
+            raise UserError(
+                f"data.packing=True: must be false where model.{role}.kind={kind!r}, "
+                "whose reward assumes one sentence per row"
+            )
+
+
+def _check_attention(config: ModelConfig, role: str, kind: Kind) -> None:
+    attention, depth = getattr(config, role), config.depth_of(role)
+    find_score(role, attention.score)
+
+    def require(condition: bool, field: str, wanted: str) -> None:
+        if not condition:
+            value = getattr(attention, field)
+            raise UserError(f"model.{role}.{field}={value!r}: must be {wanted}")
+
+    is_label = role == "cross_attention" and config.labels is not None
+    reason = kind.excluded.get("label_attention" if is_label else role)
+    require(reason is None, "kind", f"another kind, since {reason}")
+    label, has_window = attention.kind, attention.window is not None
+    require(kind.window != "required" or has_window, "window", f"at least 1 for the kind {label}")
+    require(kind.window != "none" or not has_window, "window", f"left out for the kind {label}")
+    require(kind.score or attention.score == "scaled_dot", "score", f"left out for {label}")
+    one = attention.layer is not None or not kind.one_layer
+    require(one, "layer", f"named (0 to {depth - 1}) for {label}")
+    if not kind.projections and config.positions == "rotary":
+        raise UserError(
+            f"model.positions={config.positions!r}: must be other than rotary with attention of "
+            f"kind {label}"
+        )
+    _check_dropout(config, attention, kind)
+
+
+def _check_dropout(config: ModelConfig, attention: Any, kind: Kind) -> None:
+    """Checks that kind and score support the attention dropout. UserError: they do not."""
+    if not config.attention_dropout or (kind.dropout and SCORES[attention.score].product):
+        return
+    what = f"score {attention.score}" if kind.dropout else f"kind {attention.kind}"
+    raise UserError(
+        f"model.attention_dropout={config.attention_dropout!r}: must be 0 with attention of {what}"
+    )
+
+
+def _check_kernel(config: ModelConfig, kernel: str | Kernel) -> None:
+    """Raises UserError for an unknown kernel, or one that lacks what the model needs."""
+    if not isinstance(kernel, str):
+        return
+    needs: dict[str, str] = {}
+    if config.positions in ("alibi", "relative"):
+        needs["bias"] = f"model.positions={config.positions!r}"
+    if config.attention_dropout:
+        needs["dropout"] = f"model.attention_dropout={config.attention_dropout}"
+    for role in ROLES:
+        label = getattr(config, role).kind
+        for feature in find_kind(role, label).kernel_features:
+            needs[feature] = f"model.{role}.kind={label!r}"
+    check_kernel(kernel, needs, config.dtype)

@@ -1,0 +1,90 @@
+"""A model that labels sentences, with the Transformer's encoder or with its embeddings alone."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.attention import Mask, MultiHeadAttention, padding_mask
+from transformer_jax.config import ModelConfig
+from transformer_jax.dropout import dropout
+from transformer_jax.errors import UserError
+from transformer_jax.models.base import Model, token_means
+from transformer_jax.models.embedding import Embedding
+from transformer_jax.models.layers import Encoder, split_key
+from transformer_jax.types import Auxiliary, Batch, DecodeState, Key, ModelOutput, no_auxiliary
+
+
+class Classifier(Model):
+    """Maps source ids to logits of labels, which are the tokens of the target.
+
+    Each label, and the end symbol after the last one, has a query of its own that attends to the
+    encoder's output, or with `layers=0` to the embeddings. With kind soft, this is attention
+    pooling. With kind latent, it is the model of Chen et al. 2016 (section 3), except that it
+    projects the embeddings where the paper sums vectors of a second table. The labels are predicted
+    independently of each other.
+    """
+
+    def setup(self) -> None:
+        config = self.config
+        self.source_embedding = Embedding(config, self.source_vocabulary, self.constrain)
+        self.encoder = Encoder(config, self.kernel, self.constrain)
+        self.cross_attention = MultiHeadAttention(
+            config, "cross_attention", 0, self.kernel, self.constrain
+        )
+        shape = ((config.labels or 0) + 1, config.d_model)
+        self.queries = self.param("queries", nn.initializers.normal(1.0), shape)
+        self._set_up_output()
+
+    def __call__(self, batch: Batch, key: Key | None = None) -> ModelOutput:
+        """Returns the logits of the first T labels. UserError: the model has fewer labels."""
+        encoder_key, labels_key = split_key(key, 2)
+        check_labels(self.config, batch.target_out.shape[1])
+        memory, encoder = self.encode(batch.source, key=encoder_key)
+        queries = self.queries[: batch.target_out.shape[1]]
+        logits, labels = self._label(queries, memory, padding_mask(batch.source), labels_key)
+        metrics = token_means(encoder.metrics, batch.source)
+        metrics |= token_means(labels.metrics, batch.target_out)
+        both = encoder | labels
+        return ModelOutput(logits, both.losses, metrics, both.weights)
+
+    def _label(
+        self,
+        queries: Float[Array, "T D"],
+        memory: Float[Array, "B S D"],
+        mask: Mask,
+        key: Key | None = None,
+    ) -> tuple[Float[Array, "B T V"], Auxiliary]:
+        keys = split_key(key, 2)
+        x = jnp.broadcast_to(queries.astype(memory.dtype), (memory.shape[0], *queries.shape))
+        projected = self.cross_attention.project(memory)
+        y, auxiliary = self.cross_attention(x, projected, mask, keys[0])
+        x = x + dropout(y, self.config.dropout, keys[1])
+        return self.logits(x), auxiliary.within("labels")
+
+    def prefill(self, source: Int[Array, "B S"], beams: int, length: int) -> DecodeState:
+        """Returns the logits of all labels as the memory. Hypotheses have no state."""
+        memory, _ = self.encode(source)
+        logits, _ = self._label(self.queries, memory, padding_mask(source))
+        return DecodeState(logits, ())
+
+    def decode_step(
+        self, ids: Int[Array, "B K"], state: DecodeState, index: Int[Array, ""]
+    ) -> tuple[Float[Array, "B K V"], DecodeState, Auxiliary]:
+        """Returns the logits of the label at position `index`, which do not depend on `ids`."""
+        logits = jnp.take(state.memory, index, axis=1, mode="clip")[:, None]
+        logits = jnp.broadcast_to(logits, (*ids.shape, logits.shape[-1]))
+        return logits, state, no_auxiliary()
+
+
+def check_labels(config: ModelConfig, length: int) -> None:
+    """Checks that a classifier has enough labels for a target of `length` tokens.
+
+    UserError: it has fewer.
+    """
+    if config.labels is not None and length > config.labels + 1:
+        raise UserError(
+            f"model.labels={config.labels}: must be at least {length - 1}, since there are targets "
+            f"of {length} tokens, end symbol included"
+        )

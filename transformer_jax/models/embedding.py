@@ -1,0 +1,72 @@
+"""Embeds ids: scaled embeddings plus positions (sections 3.4 and 3.5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.dropout import dropout
+from transformer_jax.errors import UserError
+from transformer_jax.types import Constrain, Key, unconstrained
+
+
+def sinusoids(length: int, d_model: int, layout: str = "interleaved") -> np.ndarray:
+    """Returns the table of positions [length, d_model], float32 (section 3.5).
+
+    PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos(...). With the layout "halves", the
+    sines are in the first half of the columns and the cosines in the second.
+    """
+    rate = 10000.0 ** -(np.arange(0, d_model, 2) / d_model)
+    angle = np.arange(length)[:, None] * rate
+    waves = np.stack([np.sin(angle), np.cos(angle)], axis=-1 if layout == "interleaved" else 1)
+    return waves.reshape(length, d_model).astype(np.float32)
+
+
+class Embedding(nn.Module):
+    """Maps ids to vectors: scaled embedding plus position (sections 3.4 and 3.5)."""
+
+    config: ModelConfig
+    vocabulary: int
+    constrain: Constrain = unconstrained
+
+    def setup(self) -> None:
+        config = self.config
+        width = config.d_model
+        normal = nn.initializers.normal(width**-0.5)
+        self.embedding = self.param("embedding", normal, (self.vocabulary, width))
+        if config.positions == "learned":
+            shape = (config.max_length, width)
+            self.table = self.param("positions", nn.initializers.normal(0.02), shape)
+        elif config.positions == "sinusoidal":
+            self.table = sinusoids(config.max_length, width, config.position_layout)
+        else:
+            self.table = None  # positions are applied in self-attention, or not at all
+
+    def __call__(
+        self, ids: Int[Array, "B T"], positions: Int[Array, "#B T"] | None, key: Key | None
+    ) -> Float[Array, "B T D"]:
+        """Returns the embedded `ids`; `positions` None: each row is one sentence."""
+        config = self.config
+        if positions is None:
+            check_length(config, ids.shape[1])
+            positions = jnp.arange(ids.shape[1])[None, :]
+        dtype = jnp.dtype(config.dtype)
+        scale = config.d_model**0.5 if config.embedding_scale is None else config.embedding_scale
+        x = jnp.asarray(self.embedding, dtype)[ids] * jnp.asarray(scale, dtype)
+        if self.table is not None:
+            x = x + jnp.asarray(self.table, dtype)[positions]
+        return dropout(self.constrain(x, ("batch", "length", None)), config.dropout, key)
+
+
+def check_length(config: ModelConfig, length: Any) -> None:
+    """Checks a length against `model.max_length`. UserError: it is above it.
+
+    A symbolic length (`jax.export`) is not checked.
+    """
+    if isinstance(length, int) and length > config.max_length:
+        raise UserError(f"length={length}: must be at most model.max_length={config.max_length}")

@@ -1,0 +1,1 @@
+"""Devices: the mesh, compilation over it, and processes."""

@@ -1,0 +1,90 @@
+"""Compiles pure functions to run over a mesh, with `jit` or, for training steps, with `pmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from transformer_jax.cache_folder import cache_folder
+from transformer_jax.parallel.mesh import DATA, data_parallel_size, replicate
+
+REPLICATED = PartitionSpec()
+
+
+def compile_function(
+    function: Callable[..., Any],
+    mesh: Mesh,
+    *,
+    arguments: Sequence[Any] | None = None,
+    result: Any = REPLICATED,
+    donate: tuple[int, ...] = (),
+) -> Any:
+    """Returns `function`, compiled with `jit` to run over the mesh on global arrays.
+
+    arguments: for each argument a tree of `PartitionSpec`s, or a prefix of one; None: the shardings
+    that the arguments have. result: the same for the result. donate: indices of the arguments whose
+    memory is reused.
+    """
+
+    def placed(specs: Any) -> Any:
+        return jax.tree.map(partial(NamedSharding, mesh), specs, is_leaf=_is_spec)
+
+    compiled = partial(jax.jit, function, out_shardings=placed(result), donate_argnums=donate)
+    if arguments is None:
+        return compiled()
+    return compiled(in_shardings=tuple(map(placed, arguments)))
+
+
+def compile_step(
+    step: Callable[..., Any], mesh: Mesh, executor: str = "jit", *, donate: bool = False
+) -> Any:
+    """Returns `step(state, batch, *keys, reduce=...)`, compiled to run over the mesh.
+
+    `state`, `keys` and the result are replicated, and the batch is split by rows. With `jit`, the
+    arrays are global and `reduce` is the identity. With `pmap`, each device sees its own rows, and
+    `reduce` sums over devices. donate: whether the memory of the state is reused.
+    """
+    if executor == "pmap":
+        return _pmap(step, mesh, donate)
+    return compile_function(step, mesh, donate=(0,) if donate else ())
+
+
+def cache_programs(folder: Path | None = None) -> None:
+    """Keeps compiled programs between runs, in `folder`; None: the user's cache folder.
+
+    They are never stored in a run folder, since they are machine code.
+    """
+    jax.config.update("jax_compilation_cache_dir", str(folder or cache_folder("programs")))
+
+
+def _is_spec(leaf: Any) -> bool:
+    return isinstance(leaf, PartitionSpec)
+
+
+def _pmap(step: Callable[..., Any], mesh: Mesh, donate: bool) -> Callable[..., Any]:
+    devices = list(mesh.devices.flat)
+
+    def local(state: Any, batch: Any, keys: Any) -> Any:
+        keys = [jax.random.fold_in(key, jax.lax.axis_index(DATA)) for key in keys]
+        return step(state, batch, *keys, reduce=partial(jax.lax.psum, axis_name=DATA))
+
+    mapped = jax.pmap(
+        local,
+        DATA,
+        in_axes=(None, 0, None),
+        out_axes=None,
+        devices=devices,
+        donate_argnums=(0,) if donate else (),
+    )
+
+    def run(state: Any, batch: Any, *keys: jax.Array) -> Any:
+        rows = data_parallel_size(mesh)
+        split = jax.tree.map(lambda x: x.reshape(rows, -1, *x.shape[1:]), batch)
+        return replicate(mapped(state, split, keys), mesh)
+
+    return run

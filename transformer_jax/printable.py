@@ -1,0 +1,21 @@
+"""Makes text from users and files safe to print on a terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+
+
+def printable(text: str) -> str:
+    """Returns `text` in one line, with control characters as visible escapes such as \\x1b.
+
+    Otherwise a sentence or a key from a file could move the cursor, change colors or set the title
+    of the reader's terminal.
+    """
+    return "".join(
+        char.encode("unicode_escape").decode() if _controls(char) else char for char in text
+    )
+
+
+def _controls(char: str) -> bool:
+    """Returns whether `char` is a control character, a lone surrogate or a line break."""
+    return unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp")

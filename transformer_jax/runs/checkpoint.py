@@ -1,0 +1,318 @@
+"""Saves and restores checkpoints with Orbax; a manifest, written last, makes them whole.
+
+    checkpoints/00001000/weights/       the parameters to evaluate and to translate with
+                         training/      the rest of the training state
+                         progress.json  what the training loop stores besides arrays
+                         manifest.json  format, step, best or not; name, size, sha256 of each file
+
+A checkpoint is built under another name and renamed once its manifest is written. It is renamed
+again before it is deleted. Therefore every checkpoint that `steps` lists is whole, even after the
+process was killed. Loading verifies the digests first and executes no code from the files.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint import type_handlers
+
+from transformer_jax.errors import UserError
+from transformer_jax.files import write_whole
+from transformer_jax.json_text import parse_json
+from transformer_jax.parallel.processes import is_coordinator, wait_for_all
+from transformer_jax.runs import manifest
+from transformer_jax.runs.upgrade import upgrade
+from transformer_jax.types import Params
+
+_PROGRESS = "progress.json"
+_NAME = re.compile("[0-9]{8}|[1-9][0-9]{8,}")
+_UNFINISHED = re.compile(r"[0-9]{8,}\.(new|old).*")
+
+
+def _mute_orbax() -> None:
+    """Mutes what Orbax prints in addition to the error that it raises.
+
+    After one failed write, Orbax prints a traceback for each stage of the write, and one for each
+    other write that ends, or never starts, after the error was raised. Which of these appear
+    depends on the order in which the writes fail.
+    """
+    report = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        code = getattr(unraisable.object, "cr_code", None)  # of a coroutine
+        from_orbax = code is not None and "orbax" in Path(code.co_filename).parts
+        if not from_orbax and str(unraisable.exc_value) != "Event loop is closed":
+            report(unraisable)
+
+    sys.unraisablehook = hook
+    never_awaited = r"coroutine '\S*(serializ|_create_paths|write_fragment)\S*' was never awaited"
+    warnings.filterwarnings("ignore", never_awaited, RuntimeWarning)
+    logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+    from_orbax = re.compile("OCDBT|orbax|async_serialize")
+    logging.getLogger("asyncio").addFilter(lambda r: not from_orbax.search(r.getMessage()))
+
+
+_mute_orbax()
+
+
+class Checkpoints:
+    """A context manager that writes the checkpoints of one run in the background.
+
+    It makes `folder` if it is missing and removes unfinished checkpoints that a killed process has
+    left there. It keeps the newest `keep` checkpoints and the best one. With several processes,
+    all of them must make the same calls.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder = folder.absolute()
+        self._keep = keep
+        handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
+        handlers.add(None, ocp.args.PyTreeSave, _handler())
+        # With asynchronous creation, a thread and the process can wait for a folder for ever after
+        # a write has failed.
+        options = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+        self._orbax = ocp.AsyncCheckpointer(
+            ocp.CompositeCheckpointHandler(
+                composite_options=ocp.CompositeOptions(async_options=options),
+                handler_registry=handlers,
+            ),
+            async_options=options,
+        )
+        self._background = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        self._pending: concurrent.futures.Future[None] | None = None
+        self._attempts = 0
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._remove_unfinished()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def save(
+        self, step: int, trees: dict[str, Any], progress: dict[str, Any], *, best: bool = False
+    ) -> None:
+        """Saves named trees of arrays, and `progress` (JSON values).
+
+        Returns as soon as the memory of the arrays may be donated and writes in the background.
+        `best`: no earlier checkpoint had a better score. OSError: no space is left, or the previous
+        save has failed.
+        """
+        self.wait()
+        _require_space(self._folder, trees)
+        text = json.dumps(progress)
+        # A failed write may continue for a while, so its name is not used again.
+        self._attempts += 1
+        new = self._folder / f"{step:08d}.new{self._attempts}"
+        arguments = {name: ocp.args.PyTreeSave(tree) for name, tree in trees.items()}
+        self._orbax.save(new, args=ocp.args.Composite(**arguments))
+        self._pending = self._background.submit(self._finish, step, new, text, best)
+
+    def wait(self) -> None:
+        """Waits for the save in progress. OSError: the last save has failed."""
+        error = None if self._pending is None else self._pending.exception()
+        self._pending = None
+        wait_for_all("checkpoint")
+        self._remove_unfinished()
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Waits and releases the background threads. OSError: the last save has failed."""
+        try:
+            self.wait()
+        finally:
+            self._background.shutdown()
+            self._orbax.close()
+
+    def _finish(self, step: int, new: Path, progress: str, best: bool) -> None:
+        try:
+            self._orbax.wait_until_finished()
+            if is_coordinator():
+                for note in new.rglob("commit_success.txt"):
+                    note.unlink()  # of Orbax; holds an absolute path, which a copied run changes
+                with write_whole(new / _PROGRESS) as file:
+                    file.write(progress)
+                manifest.write(new, step, best)
+                self._publish(step, new)
+        except Exception as error:
+            where = manifest.describe(_path(self._folder, step))
+            raise OSError(f"saving {where}: {_reason(error)}") from error
+
+    def _publish(self, step: int, new: Path) -> None:
+        final = _path(self._folder, step)
+        if final.exists():
+            _remove(final)
+        new.rename(final)
+        existing = steps(self._folder)
+        best = next((n for n in reversed(existing) if _is_best(_path(self._folder, n))), None)
+        kept = {*existing[-self._keep :], step, best}
+        for old in set(existing) - kept:
+            _remove(_path(self._folder, old))
+
+    def _remove_unfinished(self) -> None:
+        for path in self._folder.glob("*"):
+            if _UNFINISHED.fullmatch(path.name) and is_coordinator():
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def steps(folder: Path) -> list[int]:
+    """Returns the steps of the whole checkpoints, ascending; none if the folder is missing."""
+    if not folder.is_dir():
+        return []
+    names = [path.name for path in folder.iterdir() if (path / manifest.NAME).is_file()]
+    return sorted(int(name) for name in names if _NAME.fullmatch(name))
+
+
+def best_step(folder: Path) -> int | None:
+    """Returns the last step that was saved as the best. UserError: a manifest is damaged."""
+    newest_first = reversed(steps(folder))
+    return next((step for step in newest_first if manifest.read(_path(folder, step)).best), None)
+
+
+def restore(folder: Path, step: int, tree: str, like: Any = None) -> Any:
+    """Returns a tree of arrays as it was saved, bit for bit, in the structure of `like`.
+
+    Leaves of `like` are arrays or `jax.ShapeDtypeStruct`. A restored leaf has the sharding of its
+    leaf of `like` and is a NumPy array where that has none. Without `like` the tree consists of
+    nested dictionaries and lists of NumPy arrays. Leaves renamed since the checkpoint was saved
+    have today's names (see upgrade.py).
+
+    UserError: the step or the tree does not exist, the format is newer, a file is damaged, or
+    names, shapes or types differ from those of `like`; every difference is named.
+    """
+    path = _find(folder, step)
+    version = manifest.verify(path, tree).format
+    with ocp.Checkpointer(_handler()) as orbax:
+        stored = orbax.metadata((path / tree).absolute()).item_metadata.tree
+        structure, leaves = jax.tree.structure(stored), _leaves_by_name(stored)
+        stored_names = upgrade(version, tree, jax.tree.unflatten(structure, [*leaves]))
+        renamed = {old: new for new, old in _leaves_by_name(stored_names).items()}
+        like = jax.tree.map(lambda name: leaves[name], stored_names) if like is None else like
+        wanted = _leaves_by_name(like)
+        found = {renamed[name]: leaf for name, leaf in leaves.items()}
+        _require_same(f"{manifest.describe(path)}: {tree}", found, wanted)
+        arguments = [_restore_args(wanted[renamed[name]]) for name in leaves]
+        arguments = ocp.args.PyTreeRestore(restore_args=jax.tree.unflatten(structure, arguments))
+        arrays = orbax.restore((path / tree).absolute(), args=arguments)
+    values = {renamed[name]: array for name, array in _leaves_by_name(arrays).items()}
+    return jax.tree.unflatten(jax.tree.structure(like), [values[name] for name in wanted])
+
+
+def progress(folder: Path, step: int) -> dict[str, Any]:
+    """Returns the `progress` that was saved. UserError: as `restore`."""
+    path = _find(folder, step)
+    version = manifest.verify(path, _PROGRESS).format
+    try:
+        values = parse_json((path / _PROGRESS).read_bytes())
+    except UserError as error:
+        raise UserError(f"{manifest.describe(path)}: {_PROGRESS}: {error}") from error
+    return upgrade(version, "progress", values)
+
+
+def average(folder: Path, steps: Sequence[int]) -> Params:
+    """Returns the mean of the parameters of several checkpoints, summed in float64, as float32.
+
+    At most two trees are in memory at a time. UserError: there are no steps, or as `restore`.
+    """
+    if not steps:
+        raise UserError(f"{folder}: no checkpoints to average")
+    first, *others = steps
+    total = jax.tree.map(lambda x: x.astype(np.float64), restore(folder, first, "weights"))
+    for step in others:
+        jax.tree.map(lambda a, b: np.add(a, b, out=a), total, restore(folder, step, "weights"))
+    return jax.tree.map(lambda x: np.asarray(x / len(steps), np.float32), total)
+
+
+def _path(folder: Path, step: int) -> Path:
+    return folder / f"{step:08d}"
+
+
+def _find(folder: Path, step: int) -> Path:
+    """Returns the path of a checkpoint. UserError: there is none of this step."""
+    path = _path(folder, step)
+    if not path.is_dir():
+        existing = ", ".join(map(str, steps(folder))) or "none"
+        raise UserError(f"{manifest.describe(path)}: does not exist; there are: {existing}")
+    return path
+
+
+def _is_best(path: Path) -> bool:
+    """Returns whether a checkpoint was saved as the best; False if its manifest is damaged."""
+    try:
+        return manifest.read(path).best
+    except UserError:  # loading the checkpoint reports it
+        return False
+
+
+def _remove(checkpoint: Path) -> None:
+    """Renames and deletes a checkpoint: one that is partly deleted does not look like one."""
+    shutil.rmtree(checkpoint.rename(checkpoint.with_suffix(".old")))
+
+
+def _handler() -> ocp.PyTreeCheckpointHandler:
+    """Returns Orbax's handler for trees of arrays, without its files on shardings and chunks."""
+    registry = type_handlers.create_type_handler_registry(
+        (jax.Array, type_handlers.ArrayHandler(enable_write_sharding_file=False)),
+        (np.ndarray, type_handlers.NumpyHandler()),
+    )
+    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
+
+
+def _leaves_by_name(tree: Any) -> dict[str, Any]:
+    """Returns the leaves by name, such as "encoder/layer_0/kernel".
+
+    The names are the same for a tree and for what Orbax stores of it.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def _restore_args(leaf: Any) -> ocp.RestoreArgs:
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None:
+        return ocp.RestoreArgs(restore_type=np.ndarray)
+    return ocp.ArrayRestoreArgs(sharding=sharding)
+
+
+def _require_same(where: str, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+    def describe(leaves: dict[str, Any], name: str) -> str:
+        return f"{leaves[name].dtype}{list(leaves[name].shape)}" if name in leaves else "nothing"
+
+    wrong = [
+        f"{name}: {describe(stored, name)} saved, {describe(wanted, name)} wanted"
+        for name in sorted({*stored, *wanted})
+        if describe(stored, name) != describe(wanted, name)
+    ]
+    if wrong:
+        raise UserError(f"{where} does not fit: {'; '.join(wrong)}")
+
+
+def _require_space(folder: Path, trees: dict[str, Any]) -> None:
+    """Raises one OSError before anything is written if the disk has too little space."""
+    need = sum(leaf.nbytes for leaf in jax.tree.leaves(trees))
+    free = shutil.disk_usage(folder).free
+    if need > free:
+        raise OSError(f"no space left in {folder}: {need:,} bytes needed, {free:,} free")
+
+
+def _reason(error: Exception) -> str:
+    """Returns one line on why a file was not written."""
+    code = re.search(r"os_error_code='([0-9]+)'", str(error))  # TensorStore's is no OSError
+    if code:
+        return os.strerror(int(code[1]))
+    return getattr(error, "strerror", None) or str(error).partition("\n")[0]

@@ -1,0 +1,124 @@
+"""The manifest of a checkpoint: format, step, and the size and SHA-256 of each file.
+
+It is written last, so that a checkpoint with a manifest is whole, and verified before anything is
+loaded, so that a file that has changed since is found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from transformer_jax.errors import UserError
+from transformer_jax.files import write_whole
+from transformer_jax.json_text import parse_json
+
+FORMAT = 2
+"""The format that is written. All formats from 1 to this one are read (see upgrade.py)."""
+
+NAME = "manifest.json"
+
+
+class File(NamedTuple):
+    """What identifies the contents of a file."""
+
+    size: int
+    sha256: str
+
+
+class Manifest(NamedTuple):
+    """The contents of a manifest."""
+
+    format: int
+    best: bool  # no earlier checkpoint had a better score
+    files: dict[str, File]
+
+
+def write(checkpoint: Path, step: int, best: bool) -> None:
+    """Flushes the files of a checkpoint to the disk and writes its manifest."""
+    files = []
+    for name, path in sorted(_files(checkpoint).items()):
+        with path.open("r+b") as file:
+            os.fsync(file.fileno())
+        files.append({"name": name, **_measure(path)._asdict()})
+    manifest = {"format": FORMAT, "step": step, "best": best, "files": files}
+    with write_whole(checkpoint / NAME) as file:
+        json.dump(manifest, file, indent=1)
+
+
+def read(checkpoint: Path) -> Manifest:
+    """Returns the manifest. UserError: it is missing, damaged or of a newer format."""
+    where = describe(checkpoint)
+    if not (checkpoint / NAME).is_file():
+        raise UserError(f"{where}: half-written, without {NAME}")
+    try:
+        manifest = parse_json((checkpoint / NAME).read_bytes())
+    except UserError as error:
+        raise UserError(f"{where}: {NAME} is damaged: {error}") from error
+    match manifest:
+        case {"format": int(version)} if version > FORMAT:
+            raise UserError(
+                f"{where}: format {version} is of a newer version; this one reads up to {FORMAT}"
+            )
+        case {
+            "format": int(version),
+            "step": int(step),
+            "best": bool(best),
+            "files": [*files],
+            **rest,
+        } if version >= 1 and step == int(checkpoint.name) and not rest:
+            return Manifest(version, best, dict(_read_file(where, entry) for entry in files))
+    raise UserError(f"{where}: {NAME} is damaged")
+
+
+def verify(checkpoint: Path, part: str) -> Manifest:
+    """Returns the manifest once the files of `part` are known to be as saved.
+
+    `part` is a folder or a file of the checkpoint; the files beside the folders are verified with
+    it. UserError: as `read`, or a file is missing, added or changed.
+    """
+    where = describe(checkpoint)
+    manifest = read(checkpoint)
+    listed, found = manifest.files, _files(checkpoint)
+    parts = {name.split("/")[0] for name in listed}
+    if part not in parts:
+        raise UserError(f"{where}: has no {part!r}; it has: {', '.join(sorted(parts))}")
+    for name in sorted({*listed, *found}):
+        if "/" in name and not name.startswith(f"{part}/"):
+            continue
+        if name not in found:
+            raise UserError(f"{where}: {name} is missing")
+        if name not in listed:
+            raise UserError(f"{where}: {name} is not in {NAME}")
+        if _measure(found[name]) != listed[name]:
+            raise UserError(f"{where}: {name} is damaged: its size or digest differs from {NAME}")
+    return manifest
+
+
+def describe(checkpoint: Path) -> str:
+    """Returns "checkpoint STEP in FOLDER", as messages name a checkpoint."""
+    return f"checkpoint {int(checkpoint.name)} in {checkpoint.parent}"
+
+
+def _read_file(where: str, entry: Any) -> tuple[str, File]:
+    match entry:
+        case {"name": str(name), "size": int(size), "sha256": str(digest), **rest} if not rest:
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts:
+                raise UserError(f"{where}: {NAME} names {name!r}, outside the checkpoint")
+            return name, File(size, digest)
+    raise UserError(f"{where}: {NAME} is damaged")
+
+
+def _files(checkpoint: Path) -> dict[str, Path]:
+    """Returns all files of a checkpoint except the manifest, by their names in the manifest."""
+    paths = {p.relative_to(checkpoint).as_posix(): p for p in checkpoint.rglob("*") if p.is_file()}
+    return {name: path for name, path in paths.items() if name != NAME}
+
+
+def _measure(path: Path) -> File:
+    with path.open("rb") as file:
+        return File(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())

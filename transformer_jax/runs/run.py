@@ -1,0 +1,216 @@
+"""The run folder, which stands alone: config, tokenizer and checkpoints. Loading executes no code.
+
+config.json      format, config, and provenance: versions of the software and digests of the data
+*.model          the SentencePiece models
+metrics.jsonl    one line for each record of training
+checkpoints/     see checkpoint.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from transformer_jax.config import Config, from_json, to_json
+from transformer_jax.errors import UserError
+from transformer_jax.files import write_whole
+from transformer_jax.json_text import parse_json
+from transformer_jax.runs import checkpoint
+from transformer_jax.text import tokenizer
+from transformer_jax.text.tokenizer import Tokenizers
+from transformer_jax.types import Params
+from transformer_jax.user_code import is_function_name
+
+FORMAT = 1
+
+_PACKAGES = (
+    "transformer-jax",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "sentencepiece",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on disk."""
+
+    folder: Path
+    config: Config
+    tokenizers: Tokenizers
+    provenance: dict[str, Any]  # versions of the software, digests of the data
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.folder / "checkpoints"
+
+    def best_step(self) -> int:
+        """Returns the step of the best checkpoint, or else of the last. UserError: none exists."""
+        steps = checkpoint.steps(self.checkpoints)
+        if not steps:
+            raise UserError(f"run {self.folder}: has no whole checkpoint yet; train it further")
+        best = checkpoint.best_step(self.checkpoints)
+        return steps[-1] if best is None else best
+
+    def newest_steps(self) -> list[int]:
+        """Returns the steps of the newest checkpoints, ascending, without an older best one."""
+        return checkpoint.steps(self.checkpoints)[-self.config.train.keep :]
+
+    def params(self, step: int | None = None, like: Any = None) -> Params:
+        """Returns the parameters of checkpoint `step`, or of the best one.
+
+        UserError: they differ from the tree of arrays `like`; every difference is named.
+        """
+        step = self.best_step() if step is None else step
+        return checkpoint.restore(self.checkpoints, step, "weights", like)
+
+
+def create(
+    folder: Path,
+    config: Config,
+    tokenizers: Tokenizers,
+    provenance: dict[str, Any],
+    save: Callable[[Path], None] = lambda _: None,
+) -> Run:
+    """Creates a run whole or not at all, in a folder that must be missing or empty.
+
+    `save` is called with the future folder of checkpoints and may write some there.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"run {folder}: is not empty; name a new folder")
+    final = folder.resolve()
+    temporary = final.with_name(f".{final.name}.{os.getpid()}")
+    temporary.mkdir(parents=True)
+    try:
+        tokenizer.save(tokenizers, temporary)
+        save(temporary / "checkpoints")
+        stored = {
+            "format": FORMAT,
+            "config": to_json(config),
+            "tokenizers": [side.digest for side in tokenizers],
+            "provenance": provenance,
+        }
+        _write(temporary / "config.json", stored)
+        _move(temporary, final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Run(folder, config, tokenizers, provenance)
+
+
+def update(old: Run, config: Config) -> Run:
+    """Stores a config that differs in fields that are not compared, such as those of the search."""
+    path = old.folder / "config.json"
+    _write(path, _read(path) | {"config": to_json(config)})
+    return dataclasses.replace(old, config=config)
+
+
+def average(source: Run, steps: Sequence[int], folder: Path) -> Run:
+    """Creates a run in `folder` whose parameters are the mean of those of several checkpoints."""
+    params = checkpoint.average(source.checkpoints, steps)
+    provenance = {"average_of": {"run": source.folder.name, "steps": list(steps)}}
+
+    def save(checkpoints: Path) -> None:
+        with checkpoint.Checkpoints(checkpoints, keep=1) as writer:
+            writer.save(max(steps), {"weights": params}, {}, best=True)
+
+    return create(folder, source.config, source.tokenizers, provenance, save)
+
+
+def exists(folder: Path) -> bool:
+    """Returns whether `folder` holds a run. UserError: it holds something else."""
+    if (folder / "config.json").is_file():
+        return True
+    if folder.is_file():
+        raise UserError(f"run {folder}: is a file; name a folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f"run {folder}: holds files but no config.json, so it is not a run")
+    return False
+
+
+def load(folder: Path) -> Run:
+    """Loads a run to use its model.
+
+    Its config is independent of the machine where the run was trained: the folder of cached corpora
+    (`data.cache`) is the default one, and a kernel stored as MODULE:FUNCTION is replaced by "auto",
+    since code is never named by a file.
+
+    UserError: the run is missing, damaged or of a newer format.
+    """
+    path, stored = _stored(folder)
+    config = _config(path, stored)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=""))
+    if is_function_name(config.execution.kernel):
+        execution = dataclasses.replace(config.execution, kernel="auto")
+        config = dataclasses.replace(config, execution=execution)
+    match stored.get("tokenizers"):
+        case [str(), str()] as digests:
+            tokenizers = tokenizer.load(folder, digests)
+        case other:
+            raise UserError(f"{path}: tokenizers={other!r}: must be two digests")
+    provenance = stored.get("provenance", stored.get("made_from", {}))  # its first name
+    return Run(folder, config, tokenizers, provenance)
+
+
+def load_config(folder: Path) -> Config:
+    """Returns the config of a run as it is stored, to continue training. UserError: as `load`."""
+    return _config(*_stored(folder))
+
+
+def _stored(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Returns the path and the contents of the run's config.json."""
+    if not folder.is_dir():
+        raise UserError(f"run {folder}: no such folder")
+    if not exists(folder):
+        raise UserError(f"run {folder}: is empty")
+    path = folder / "config.json"
+    stored = _read(path)
+    if not isinstance(stored, dict) or "config" not in stored:
+        raise UserError(f"{path}: is not a run's config")
+    if stored.get("format") != FORMAT:
+        raise UserError(f"{path}: format={stored.get('format')!r}: this version reads {FORMAT}")
+    return path, stored
+
+
+def _config(path: Path, stored: dict[str, Any]) -> Config:
+    try:
+        return from_json(stored["config"])
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _read(path: Path) -> Any:
+    try:
+        return parse_json(path.read_bytes())
+    except UserError as error:
+        raise UserError(f"{path}: is damaged: {error}") from error
+
+
+def _write(path: Path, stored: dict[str, Any]) -> None:
+    with write_whole(path) as file:
+        file.write(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
+
+
+def _move(temporary: Path, folder: Path) -> None:
+    """Renames the folder; an empty `folder` is kept, since it may be a current directory."""
+    if not folder.exists():
+        temporary.replace(folder)
+        return
+    for path in sorted(temporary.iterdir(), key=lambda path: path.name == "config.json"):
+        path.replace(folder / path.name)  # config.json last: it makes the folder a run
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of the software that a result depends on."""
+    return {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES}

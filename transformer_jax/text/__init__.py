@@ -1,0 +1,1 @@
+"""Text files, built-in corpora and tokenizers."""

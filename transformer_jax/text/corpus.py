@@ -1,0 +1,151 @@
+"""Parallel corpora: built in, two text files, TSV or JSONL."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from transformer_jax.config import DataConfig
+from transformer_jax.errors import UserError
+from transformer_jax.text.corpora import grammar, recipes
+from transformer_jax.text.files import read_jsonl, read_text, read_tsv, text_digest
+
+_BUILT_IN = {"grammar": grammar, "recipes": recipes}
+
+Pair = tuple[str, str]
+"""A source sentence and its target sentence."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A parallel corpus by name. Nothing is read before it is needed.
+
+    name: `grammar` or `recipes` (built in; `grammar:test` names a split), `SOURCE,TARGET` (two
+    text files), `FILE.tsv` or `FILE.jsonl`; each file may be gzipped (`.gz`).
+    split: the split of a built-in corpus whose name has none.
+    fields: the names of source and target in a JSONL line.
+    """
+
+    name: str
+    split: str = "train"
+    fields: tuple[str, str] = ("source", "target")
+
+    def pairs(self) -> Iterator[Pair]:
+        """Reads the pairs, one after the other.
+
+        UserError: there is no such corpus or file, it holds no pair, or a line is malformed (its
+        number is named).
+        """
+        empty = True
+        for pair in self._read():
+            empty = False
+            yield pair
+        if empty:
+            raise UserError(f"{self.name}: empty; must hold at least one pair of sentences")
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of the text as it is now; compression makes no difference to it."""
+        total = hashlib.sha256()
+        if self.kind == "built-in":
+            for source, target in self._read():
+                total.update(f"{source}\t{target}\n".encode())
+        else:
+            for path in self._location[1]:
+                total.update(text_digest(path))
+        return total.hexdigest()
+
+    @property
+    def kind(self) -> str:
+        """The format: "built-in", "text", "tsv" or "jsonl"."""
+        return self._location[0]
+
+    @cached_property
+    def _location(self) -> tuple[str, tuple[str, ...]]:
+        return _locate(self.name, self.split)
+
+    def _read(self) -> Iterator[Pair]:
+        kind, names = self._location
+        match kind:
+            case "built-in":
+                return _read_built_in(names[0], names[1])
+            case "text":
+                return read_text(names[0], names[1])
+            case "tsv":
+                return read_tsv(names[0])
+            case _:
+                return read_jsonl(names[0], self.fields)
+
+
+class Corpora(NamedTuple):
+    """The corpora of a run."""
+
+    train: tuple[Corpus, ...]
+    dev: tuple[Corpus, ...]
+
+    @classmethod
+    def of(cls, config: DataConfig) -> Corpora:
+        """Returns the corpora that a config names."""
+        return cls(
+            tuple(Corpus(name, "train", config.fields) for name in config.train),
+            tuple(Corpus(name, "validation", config.fields) for name in config.dev),
+        )
+
+    def digests(self) -> dict[str, dict[str, str]]:
+        """Returns the digest of each corpus by its name, for "train" and for "dev"."""
+        return {
+            part: {corpus.name: corpus.digest for corpus in corpora}
+            for part, corpora in self._asdict().items()
+        }
+
+
+def _locate(name: str, split: str) -> tuple[str, tuple[str, ...]]:
+    """Returns the kind of a corpus, and its built-in name and split or else its files."""
+    built_in, _, part = name.partition(":")
+    if built_in in _BUILT_IN:
+        return "built-in", (built_in, part or split)
+    kind = _kind_of_file(name)
+    if kind and ("," not in name or _exists(name)):
+        return kind, (name,)
+    if "," in name:
+        return "text", _split_at_comma(name)
+    raise UserError(
+        f"corpus {name!r}: must be grammar, recipes, either with :SPLIT, SOURCE,TARGET (two text"
+        " files), FILE.tsv or FILE.jsonl; files may end in .gz"
+    )
+
+
+def _kind_of_file(path: str) -> str | None:
+    """Returns the kind of a corpus in one file, by the end of its name; None: it has none."""
+    kinds = (kind for kind in ("tsv", "jsonl") if path.removesuffix(".gz").endswith(f".{kind}"))
+    return next(kinds, None)
+
+
+def _split_at_comma(name: str) -> tuple[str, str]:
+    """Returns the two files that `SOURCE,TARGET` names; file names may hold commas themselves."""
+    commas = [index for index, character in enumerate(name) if character == ","]
+    splits = [(name[:index], name[index + 1 :]) for index in commas]
+    found = [split for split in splits if all(map(_exists, split))]
+    if len(found) == 1:
+        return found[0]
+    if len(splits) == 1 and not _kind_of_file(name):
+        return splits[0]  # reading it names the file that is missing
+    raise UserError(
+        f"corpus {name!r}: no such file, and {len(found)} of its {len(splits)} commas stand between"
+        " two existing files; must be one file, or SOURCE,TARGET with exactly one such comma"
+    )
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:  # such as a name that is too long
+        return False
+
+
+def _read_built_in(name: str, split: str) -> Iterator[Pair]:
+    return ((pair.source, pair.target) for pair in _BUILT_IN[name].load(split))

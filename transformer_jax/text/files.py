@@ -1,0 +1,122 @@
+"""Reads text, TSV and JSONL files: plain or gzipped UTF-8, with or without a byte order mark.
+
+Only a line feed ends a line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import hashlib
+import io
+import itertools
+import re
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, TypeGuard
+
+from transformer_jax.errors import UserError
+from transformer_jax.json_text import parse_json
+
+_BLOCK = 1 << 20  # bytes hashed at a time
+
+
+def read_lines(path: str) -> Iterator[str]:
+    """Yields the lines of a text file without their ends; "-" is standard input.
+
+    UserError: the file is missing, unreadable, a damaged .gz or not UTF-8 (the line and the byte
+    are named).
+    """
+    with _open(path) as file:
+        for number, raw in enumerate(file, 1):
+            line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
+            if not line:  # the file is a byte order mark and nothing else
+                return
+            try:
+                text = line.decode()
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{path}: line {number}, byte {error.start + 1}:"
+                    f" 0x{line[error.start]:02x} is not UTF-8; must be UTF-8 text"
+                ) from error
+            yield text.removesuffix("\n").removesuffix("\r")
+
+
+def text_digest(path: str) -> bytes:
+    """Returns the SHA-256 of a file's text: decompressed, and without a byte order mark."""
+    total = hashlib.sha256()
+    with _open(path) as file:
+        block = file.read(_BLOCK).removeprefix(codecs.BOM_UTF8)
+        while block:
+            total.update(block)
+            block = file.read(_BLOCK)
+    return total.digest()
+
+
+def read_text(source: str, target: str) -> Iterator[tuple[str, str]]:
+    """Yields the pairs of two text files. UserError: they differ in the number of lines."""
+    counts = [0, 0]
+    for lines in itertools.zip_longest(read_lines(source), read_lines(target)):
+        counts = [n + (line is not None) for n, line in zip(counts, lines, strict=True)]
+        if counts[0] == counts[1]:
+            yield lines
+    if counts[0] != counts[1]:
+        raise UserError(
+            f"{source} has {counts[0]} lines and {target} has {counts[1]}: parallel files must have"
+            " the same number of lines"
+        )
+
+
+def read_tsv(path: str) -> Iterator[tuple[str, str]]:
+    """Yields the pairs of a TSV file. UserError: a line without exactly one tab, by number."""
+    for number, line in enumerate(read_lines(path), 1):
+        source, *rest = line.split("\t")
+        if len(rest) != 1:
+            raise UserError(f"{path}: line {number}: {len(rest)} tabs; must be SOURCE, tab, TARGET")
+        yield source, rest[0]
+
+
+def read_jsonl(path: str, fields: tuple[str, str]) -> Iterator[tuple[str, str]]:
+    """Yields the pairs of a JSONL file, whose objects hold them in `fields`.
+
+    UserError: a line that is not such an object, by number.
+    """
+    for number, line in enumerate(read_lines(path), 1):
+        try:
+            record = parse_json(line)
+        except UserError as error:
+            raise UserError(f"{path}: line {number}: {error}") from error
+        values = record if isinstance(record, dict) else {}
+        source, target = (values.get(field) for field in fields)
+        if not _is_text(source) or not _is_text(target):
+            raise UserError(
+                f"{path}: line {number}: must be an object with Unicode texts in {fields[0]!r} and"
+                f" {fields[1]!r} (data.fields)"
+            )
+        yield source.replace("\n", " "), target.replace("\n", " ")
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """Returns whether a JSON value is a string that can be written as UTF-8."""
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
+
+
+@contextmanager
+def _open(path: str) -> Iterator[BinaryIO]:
+    """Opens a file's bytes, decompressed. Errors in opening or reading them become UserError."""
+    try:
+        if path == "-":
+            yield sys.stdin.buffer
+        elif path.endswith(".gz"):
+            with gzip.open(path) as file:
+                yield io.BufferedReader(file)  # reads lines several times faster
+        else:
+            with Path(path).open("rb") as file:
+                yield file
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path}: damaged gzip file ({error})") from error
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; must be a readable file") from error

@@ -1,0 +1,284 @@
+"""Tokenizers: SentencePiece models with this project's numbering of ids.
+
+Models trained here number the special ids as `special_ids` does. A model made elsewhere may number
+them differently; a table translates between its ids and ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import random
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from functools import cache, cached_property
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import sentencepiece
+
+from transformer_jax.config import TokenizerConfig
+from transformer_jax.errors import UserError
+from transformer_jax.special_ids import BOS, EOS, PAD, UNK
+from transformer_jax.text.subwords import Sampler
+
+TRAINING_LINES = 1_000_000
+"""The number of lines that a model is trained on; a longer text is sampled."""
+
+_NAMES = {PAD: "<pad>", BOS: "<s>", EOS: "</s>"}
+"""The special ids without text, as `pieces` shows them."""
+
+_LINE_BREAKS_AND_CONTROLS = dict.fromkeys(
+    [code for code in range(0x100) if unicodedata.category(chr(code)) == "Cc"] + [0x2028, 0x2029],
+    " ",
+)
+
+sentencepiece.set_min_log_level(2)  # its errors are exceptions too
+
+
+class Tokenizer:
+    """A SentencePiece model, and the table between its ids and ours.
+
+    Our ids are `PAD`, `BOS`, `EOS`, `UNK`, then the model's other pieces in their order. `size` is
+    the number of ids and `digest` the SHA-256 of `model`.
+
+    UserError: `model` is not a SentencePiece model.
+    """
+
+    def __init__(self, model: bytes) -> None:
+        self.model = model
+        self.digest = hashlib.sha256(model).hexdigest()
+        self._processor = sentencepiece.SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(model)
+        except RuntimeError as error:
+            raise UserError("not a SentencePiece model, or a damaged one") from error
+        model_size = self._processor.get_piece_size()
+        special = [
+            self._processor.pad_id(),
+            self._processor.bos_id(),
+            self._processor.eos_id(),
+            self._processor.unk_id(),
+        ]
+        others = [i for i in range(model_size) if i not in special]
+        self.size = len(special) + len(others)
+        self._to_model = special + others  # our id -> the model's; -1: the model has none
+        self._from_model = np.full(model_size, PAD, np.int32)
+        for id, model_id in enumerate(self._to_model):
+            if model_id >= 0:
+                self._from_model[model_id] = id
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of `text`, without `BOS` and `EOS`.
+
+        UserError: the text has a lone surrogate.
+        """
+        return self._from_model[self._processor.encode(_valid(text), out_type=int)].tolist()
+
+    def encode_all(self, texts: Iterable[str], threads: int = 1) -> list[list[int]]:
+        """Returns `encode` of each text, computed by `threads` threads."""
+        valid = [_valid(text) for text in texts]
+        rows = self._processor.encode(valid, out_type=int, num_threads=threads)
+        return [self._from_model[ids].tolist() for ids in rows]
+
+    def sample(self, ids: Sequence[int], sampling: float, *key: int) -> list[int]:
+        """Samples another segmentation of the text of `ids`, a function of the arguments alone.
+
+        BPE models drop each merge with probability `sampling`, above 0 and below 1 (BPE-dropout).
+        Unigram models sample from all segmentations of the text, with their probabilities raised to
+        the power of `sampling`, above 0. `key` consists of integers, such as seed, epoch and pair.
+        Returns `ids` unchanged if one of them is `UNK`, whose text is not known.
+
+        UserError: the model is neither BPE nor unigram, or `sampling` is too large for it.
+        """
+        if UNK in ids:
+            return [*ids]
+        try:
+            sampled = self._sampler.sample([self._to_model[i] for i in ids], sampling, repr(key))
+        except ValueError as error:
+            raise UserError(f"tokenizer.sampling={sampling}: {error}") from error
+        return self._from_model[sampled].tolist()
+
+    @cached_property
+    def _sampler(self) -> Sampler:
+        return Sampler(self.model)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of `ids` on one line, without `PAD`, `BOS` and `EOS`."""
+        model_ids = [self._to_model[i] for i in ids if i not in _NAMES]
+        return _one_line(self._processor.decode(model_ids))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Returns the piece of each id; `▁` marks the beginning of a word."""
+        piece = self._processor.id_to_piece
+        return [_NAMES[i] if i in _NAMES else piece(self._to_model[i]) for i in ids]
+
+
+class Tokenizers(NamedTuple):
+    """The tokenizers of source and target: the same object if the vocabulary is joint."""
+
+    source: Tokenizer
+    target: Tokenizer
+
+
+def train(pairs: Iterable[tuple[str, str]], config: TokenizerConfig, seed: int = 0) -> Tokenizers:
+    """Trains the tokenizers of `config` on `pairs`, or reads the models that `config` names.
+
+    The same pairs, config and seed give the same models.
+
+    UserError: a model file cannot be read, there is no text, or the text does not allow a
+    vocabulary of this size.
+    """
+    if config.models:
+        return _from_files([Path(path) for path in config.models])
+    sample = _sample(pairs, TRAINING_LINES // 2 if config.joint else TRAINING_LINES, seed)
+    if config.joint:
+        joint = _train(chain.from_iterable(sample), config)
+        return Tokenizers(joint, joint)
+    return Tokenizers(*(_train((pair[side] for pair in sample), config) for side in (0, 1)))
+
+
+def save(tokenizers: Tokenizers, folder: Path) -> None:
+    """Writes tokenizer.model, or source.model and target.model, to `folder`."""
+    for name, tokenizer in zip(_names(tokenizers), dict.fromkeys(tokenizers), strict=True):
+        (folder / name).write_bytes(tokenizer.model)
+
+
+def load(folder: Path, digests: Sequence[str]) -> Tokenizers:
+    """Reads the tokenizers that `save` wrote.
+
+    `digests` are those of the source's and the target's model.
+
+    UserError: a file is missing or damaged, or belongs to another tokenizer.
+    """
+    joint = folder / "tokenizer.model"
+    paths = [joint] if joint.exists() else [folder / "source.model", folder / "target.model"]
+    tokenizers = _from_files(paths)
+    for path, tokenizer, digest in zip((paths[0], paths[-1]), tokenizers, digests, strict=True):
+        if tokenizer.digest != digest:
+            raise UserError(
+                f"tokenizer {path}: is damaged or is not the one that the run was trained with: its"
+                f" SHA-256 is {tokenizer.digest[:12]}… and must be {digest[:12]}…"
+            )
+    return tokenizers
+
+
+def _names(tokenizers: Tokenizers) -> list[str]:
+    joint = tokenizers.source is tokenizers.target
+    return ["tokenizer.model"] if joint else ["source.model", "target.model"]
+
+
+def _from_files(paths: list[Path]) -> Tokenizers:
+    """Reads the tokenizers of both sides, which share it if there is only one file."""
+    tokenizers = [_from_file(path) for path in paths]
+    return Tokenizers(tokenizers[0], tokenizers[-1])
+
+
+def _from_file(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"tokenizer {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"tokenizer {path}: {error}") from error
+
+
+def _sample(pairs: Iterable[tuple[str, str]], count: int, seed: int) -> list[tuple[str, str]]:
+    """Returns `count` pairs sampled uniformly in one pass (reservoir sampling), or all if fewer."""
+    draw = random.Random(seed).random  # Python promises never to change this sequence
+    reservoir: list[tuple[str, str]] = []
+    for i, pair in enumerate(pairs):
+        if i < count:
+            reservoir.append(pair)
+        elif (index := int(draw() * (i + 1))) < count:
+            reservoir[index] = pair
+    return reservoir
+
+
+@cache
+def _rules() -> list[tuple[str, str]]:
+    """Returns the normalisation rules: SentencePiece's nmt_nfkc without compatibility mappings.
+
+    Accents are composed, all kinds of spaces become one, and invisible characters are removed.
+    Characters such as "…", "²" and "™" are kept, since a translation could not contain them
+    otherwise.
+    """
+    rules = sentencepiece.SentencePieceNormalizer(rule_name="nmt_nfkc").decompile()
+    compose = unicodedata.ucd_3_2_0.normalize  # the same in every version of Python
+    return [(old, new) for old, new in rules if not new.strip() or compose("NFC", old) == new]
+
+
+def _train(lines: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+    """Trains a tokenizer.
+
+    The rarest characters, which make up 1e-4 of the text, get no embedding of their own: they are
+    written as bytes, except in models of whole words.
+    """
+    text = [_valid(line) for line in lines if line.strip()]
+    if not text:
+        raise UserError("tokenizer: no text to train on; name a corpus that holds sentences")
+    model = io.BytesIO()
+    words = config.kind == "word"
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(text),
+            model_writer=model,
+            model_type=config.kind,
+            vocab_size=config.vocabulary,
+            hard_vocab_limit=not words,
+            user_defined_symbols=[_valid(symbol).replace(" ", "▁") for symbol in config.symbols],
+            normalizer=sentencepiece.SentencePieceNormalizer(
+                norm_map=_rules(),
+                add_dummy_prefix=True,
+                remove_extra_whitespaces=True,
+                escape_whitespaces=True,
+            ),
+            character_coverage=0.9999,
+            byte_fallback=not words,
+            pad_id=PAD,
+            bos_id=BOS,
+            eos_id=EOS,
+            unk_id=UNK,
+            num_threads=4,  # fixed, since unigram models depend on the order of float sums
+            max_sentence_length=1 << 20,
+        )
+    except RuntimeError as error:
+        raise _user_error(error, config) from error
+    return Tokenizer(model.getvalue())
+
+
+def _user_error(error: RuntimeError, config: TokenizerConfig) -> UserError:
+    """Returns SentencePiece's error in terms of our config, if it is about the vocabulary's size.
+
+    Other messages are passed on.
+    """
+    bounds = {
+        "at most": re.search(r"set it to a value <= (\d+)", str(error)),
+        "at least": re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)),
+    }
+    for which, match in bounds.items():
+        if match:
+            return UserError(
+                f"tokenizer.vocabulary={config.vocabulary}: must be {which} {match[1]}"
+                f" for this text and tokenizer.kind={config.kind}"
+            )
+    return UserError(f"tokenizer: SentencePiece failed: {error}")
+
+
+def _valid(text: str) -> str:
+    """Returns `text`. UserError: it cannot be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"text {text!r}: lone surrogate U+{ord(text[error.start]):04X} at character"
+            f" {error.start + 1}; must be Unicode text"
+        ) from error
+    return text
+
+
+def _one_line(text: str) -> str:
+    return text.translate(_LINE_BREAKS_AND_CONTROLS).strip()

@@ -1,0 +1,1 @@
+"""Training: losses, optimizer and step as pure functions, and the trainer around them."""

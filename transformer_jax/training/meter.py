@@ -1,0 +1,113 @@
+"""Measures training: means of the metrics, rates and the remaining time."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+import optax
+
+from transformer_jax.special_ids import PAD
+from transformer_jax.training.divergence import require_finite
+from transformer_jax.training.step import Metrics
+from transformer_jax.types import Batch
+
+
+class Meter:
+    """Sums the metrics of steps by name and emits their means every `log_every` steps.
+
+    A step's metrics are fetched while the next one runs, so that the device never waits.
+    seconds, share: training time of the run in earlier processes, and the fraction of training that
+    they have done. emit: called with the step and named values.
+    """
+
+    def __init__(
+        self,
+        learning_rate: optax.Schedule,
+        log_every: int,
+        seconds: float,
+        share: float,
+        emit: Callable[..., None],
+    ) -> None:
+        self._learning_rate, self._log_every, self._emit = learning_rate, log_every, emit
+        self._began, self._earlier, self._first_share = time.monotonic(), seconds, share
+        self._compiling = 0.0  # seconds, in this process
+        self._compiled: set[tuple[int, ...]] = set()
+        self._pending: tuple[int, Metrics, Batch] | None = None
+        self._restart()
+
+    def seconds(self) -> float:
+        """Returns the training time of the run in seconds, over all of its processes."""
+        return self._earlier + self._elapsed()
+
+    def seconds_left(self, share: float) -> float | None:
+        """Estimates the remaining seconds, with a fraction `share` of training done; None: unknown.
+
+        The estimate is the pace of this process, without the time that compilation took, since it
+        does not recur.
+        """
+        done = share - self._first_share
+        return None if done <= 0 else (self._elapsed() - self._compiling) * (1 - share) / done
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    @contextmanager
+    def dispatching(self, batch: Batch) -> Iterator[None]:
+        """Times the call of a step. The first call with a new batch shape compiles the step."""
+        shape = (*np.shape(batch.source), *np.shape(batch.target_out))
+        began = time.monotonic()
+        yield
+        if shape not in self._compiled:
+            self._compiled.add(shape)
+            self._compiling += time.monotonic() - began
+
+    def add(self, step: int, metrics: Metrics, batch: Batch) -> None:
+        """Settles the previous step, and keeps the metrics of the one just dispatched."""
+        self.settle()
+        self._pending = step, metrics, batch
+
+    def settle(self) -> None:
+        """Waits for the last step and adds its metrics. UserError: its loss is not finite."""
+        if self._pending is None:
+            return
+        (step, metrics, batch), self._pending = self._pending, None
+        # Waiting can be interrupted; fetching cannot.
+        values = {k: float(v) for k, v in jax.device_get(jax.block_until_ready(metrics)).items()}
+        require_finite(step, values)
+        self._steps += 1
+        self._sums.update(values)
+        self._used += sum(int(np.sum(ids != PAD)) for ids in (batch.target_out, batch.source))
+        self._slots += np.size(batch.target_out) + np.size(batch.source)
+        if step % self._log_every == 0:
+            self._record(step)
+
+    def _record(self, step: int) -> None:
+        elapsed = time.monotonic() - self._since
+        tokens = self._sums.pop("tokens")
+        means = {name: total / self._steps for name, total in self._sums.items()}
+        self._emit(
+            step,
+            **means,
+            lr=float(np.asarray(self._learning_rate(step - 1))),
+            tokens_per_s=tokens / elapsed,
+            padding=1 - self._used / self._slots,
+            minutes=self.seconds() / 60,
+        )
+        self._restart()
+
+    def _restart(self) -> None:
+        self._since, self._steps, self._used, self._slots = time.monotonic(), 0, 0, 0
+        self._sums: Counter[str] = Counter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves the time spent inside out of the rates, but not out of the minutes."""
+        self.settle()
+        began = time.monotonic()
+        yield
+        self._since += time.monotonic() - began

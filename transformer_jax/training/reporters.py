@@ -1,0 +1,176 @@
+"""Reports training on the terminal, in metrics.jsonl and to TensorBoard.
+
+Training emits records: dicts whose "kind" is "train" (metrics), "evaluation" (development scores
+and sample translations) or "message". A reporter is any function of a record.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from transformer_jax.errors import UserError
+from transformer_jax.files import write_whole
+from transformer_jax.json_text import parse_json
+from transformer_jax.printable import printable
+
+Record = dict[str, Any]
+Reporter = Callable[[Record], None]
+
+
+class Terminal:
+    """Prints a live line with a progress bar on a terminal, and plain lines elsewhere.
+
+    Evaluations and messages remain above the live line.
+    """
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+        columns = (BarColumn(bar_width=16), TextColumn("{task.description}", markup=False))
+        self._live = self._console.is_terminal
+        self._progress = Progress(*columns, console=self._console, transient=True)
+        self._task = self._progress.add_task("", total=1.0)
+
+    def __enter__(self) -> Terminal:
+        if self._live:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live:
+            self._progress.stop()
+
+    def __call__(self, record: Record) -> None:
+        if record["kind"] == "train" and self._live:
+            where, values = _train_parts(record)
+            left = f"{where}  {_time_left(record['seconds_left'])}\n{values}"  # fits 80 columns
+            self._progress.update(self._task, completed=record["done"], description=left)
+        else:
+            self._console.print(describe(record), markup=False)
+
+
+class MetricsFile:
+    """Appends each record that is not a message to a JSONL file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, record: Record) -> None:
+        if record["kind"] != "message":
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+    def cut(self, step: int) -> None:
+        """Drops the records after `step`, which a continued run writes again."""
+        if self._path.exists():
+            kept = [record for record in read_metrics(self._path) if record["step"] <= step]
+            text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
+            with write_whole(self._path) as file:
+                file.write(text)
+
+
+class TensorBoard:
+    """Writes scalars as TensorBoard events. Needs the extra `tensorboard`."""
+
+    def __init__(self, folder: Path) -> None:
+        if importlib.util.find_spec("tensorboardX") is None:
+            raise UserError(
+                "--tensorboard: needs tensorboardX; pip install 'transformer-jax[tensorboard]'"
+            )
+        self._folder = folder
+        self._writer: Any = None  # created with the first record, since it creates the folder
+
+    def __call__(self, record: Record) -> None:
+        if record["kind"] == "message":
+            return
+        if self._writer is None:
+            from tensorboardX import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._folder))
+        flat = dict(record)
+        for name, scores in flat.pop("sets", {}).items():
+            flat |= {f"{name}/{key}": value for key, value in scores.items()}
+        for name, value in flat.items():
+            if isinstance(value, int | float) and name != "step":
+                self._writer.add_scalar(name, value, record["step"])
+        self._writer.flush()
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """Returns the records of a metrics file. Ignores a last line that a crash has truncated.
+
+    UserError: another line is not a record; it is named by its number.
+    """
+    records: list[Record] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            record = parse_json(line)
+        except UserError as error:
+            raise UserError(f"{path}: line {number}: {error}; delete the line") from error
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+            raise UserError(f"{path}: line {number}: must be an object with a step; delete it")
+        records.append(record)
+    return records
+
+
+def describe(record: Record) -> str:
+    """Returns a record as text."""
+    if record["kind"] == "message":
+        return printable(record["text"])
+    if record["kind"] == "train":
+        return "  ".join([*_train_parts(record), _time_left(record["seconds_left"])])
+    lines = [f"step {record['step']:>6}  evaluation{'  (best so far)' if record['best'] else ''}"]
+    for name, scores in record["sets"].items():
+        values = "  ".join(f"{key} {value:.4g}" for key, value in scores.items())
+        lines.append(f"    {printable(name)}: {values}")
+    for source, output, reference in (map(printable, sample) for sample in record["samples"]):
+        lines += [f"    source     {source}", f"    output     {output}"]
+        lines.append(f"    reference  {reference}")
+    return "\n".join(lines)
+
+
+def _train_parts(record: Record) -> tuple[str, str]:
+    """Returns the step and epoch, and the metrics, as text."""
+    where = f"step {record['step']:>6}  epoch {record['epoch']:>3}"
+    values = (
+        f"loss {record['loss']:.3f}  {record['tokens_per_s']:>6.0f} tok/s  "
+        f"padding {record['padding']:.0%}  lr {record['lr']:.2e}  grad {record['grad_norm']:.2f}"
+    )
+    return where, "  ".join([values, *_further_metrics(record)])
+
+
+_FORMATTED = (
+    *("kind", "step", "epoch", "done", "seconds_left", "minutes"),
+    *("loss", "tokens_per_s", "padding", "lr", "grad_norm"),
+)
+
+
+def _further_metrics(record: Record) -> list[str]:
+    """Returns metrics that layers report, with short names where these are unambiguous."""
+    names = [name for name in record if name not in _FORMATTED]
+    short = Counter(name.rpartition("/")[2] for name in names)
+    labels = {name: name.rpartition("/")[2] for name in names}
+    labels = {name: label if short[label] == 1 else name for name, label in labels.items()}
+    return [f"{label} {record[name]:.4g}" for name, label in labels.items()]
+
+
+def _time_left(seconds: float | None) -> str:
+    if seconds is None:
+        return "time left unknown"
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    return (
+        f"{hours}h{minutes % 60:02}m left" if hours else f"{minutes}m{int(seconds % 60):02}s left"
+    )

@@ -1,0 +1,119 @@
+"""Continues a run, or starts one with the parameters of another."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.config import Config, differences
+from transformer_jax.errors import UserError
+from transformer_jax.models.make import abstract_params
+from transformer_jax.parallel.mesh import replicate
+from transformer_jax.runs import checkpoint, run
+from transformer_jax.runs.run import Run
+from transformer_jax.text.corpus import Corpora
+from transformer_jax.training.setup import Setup
+from transformer_jax.training.step import TrainState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Progress:
+    """What a checkpoint stores besides the `TrainState`, to continue the run."""
+
+    position: int = 0  # of the next batch in the data
+    seconds: float = 0.0  # of training in all processes of the run
+    best: float | None = None  # best development score so far; higher is better
+    evaluations_since_best: int = 0
+    evaluated: int = 0  # step of the last evaluation
+
+
+def existing_run(config: Config, folder: Path, new: bool) -> Run | None:
+    """Returns the run in `folder`, which is to be continued; None: there is none.
+
+    UserError: it has another config, or `new` is true.
+    """
+    if not run.exists(folder):
+        return None
+    if new:
+        raise UserError(f"run {folder}: exists; --new needs a folder that is missing or empty")
+    old = run.load(folder)
+    if changed := differences(old.config, config):
+        raise UserError(
+            f"run {folder}: has another config ({'; '.join(changed)}); "
+            "give the same config to continue, or name another folder"
+        )
+    return old
+
+
+def provenance(corpora: Corpora) -> dict[str, Any]:
+    """Returns the provenance of a run: versions of packages, and digests of the corpora."""
+    return {"versions": run.versions(), "data_digests": corpora.digests()}
+
+
+def require_same_data(old: Run, found: dict[str, Any]) -> None:
+    """Checks that no corpus has changed since the run began. UserError: one has.
+
+    found: the provenance of the corpora as they are now.
+    """
+    for split, digests in found["data_digests"].items():
+        known = old.provenance.get("data_digests", {}).get(split, {})
+        for name, digest in digests.items():
+            if known.get(name, digest) != digest:
+                raise UserError(
+                    f"data.{split}={name}: has changed since run {old.folder} began; give the same "
+                    "data to continue, or name another folder"
+                )
+
+
+def with_params_of(source: Run, state: TrainState, setup: Setup) -> TrainState:
+    """Returns the state with the parameters of another run.
+
+    UserError: they do not fit; the message names every mismatch.
+    """
+    try:
+        stored = source.params(like=abstract_params(setup.model))
+    except UserError as error:
+        raise UserError(f"--init-from {source.folder}: {error}") from error
+    params = replicate(stored, setup.mesh)
+    average = None if state.ema is None else jax.tree.map(jnp.copy, params)
+    return state._replace(params=params, ema=average)
+
+
+def checkpoint_trees(state: TrainState) -> dict[str, Any]:
+    """Returns the trees of a checkpoint: the parameters for translation, and all other state."""
+    rest = state._asdict()
+    params = rest.pop("params" if state.ema is None else "ema")
+    return {"weights": params, "training": {k: v for k, v in rest.items() if v is not None}}
+
+
+def restored(
+    old: Run, state: TrainState, progress: Progress, setup: Setup
+) -> tuple[TrainState, Progress]:
+    """Returns the state and the progress of the newest intact checkpoint.
+
+    If there is no checkpoint, returns the arguments. Skips damaged checkpoints with a warning.
+    UserError: all are damaged.
+    """
+    steps = checkpoint.steps(old.checkpoints)
+    for step in reversed(steps):
+        try:
+            trees = {
+                name: checkpoint.restore(old.checkpoints, step, name, like)
+                for name, like in checkpoint_trees(state).items()
+            }
+            known = Progress(**checkpoint.progress(old.checkpoints, step))
+        except UserError as error:
+            if step == steps[0]:
+                raise
+            logger.warning("%s; continuing from the checkpoint before it", error)
+            continue
+        params = {"params" if state.ema is None else "ema": trees["weights"]}
+        return state._replace(**trees["training"], **params), known
+    return state, progress

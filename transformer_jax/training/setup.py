@@ -1,0 +1,176 @@
+"""Builds everything that training needs from a config. Writes nothing into the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array
+
+from transformer_jax.config import Config
+from transformer_jax.data import loader as data
+from transformer_jax.data.buckets import Shape
+from transformer_jax.data.dataset import Examples, tokenize
+from transformer_jax.models.base import Model
+from transformer_jax.models.checks import check_model, check_packing
+from transformer_jax.models.classifier import check_labels
+from transformer_jax.models.make import make_model
+from transformer_jax.parallel.mesh import constrain_to, data_parallel_size, make_mesh
+from transformer_jax.parallel.processes import this_process
+from transformer_jax.runs.run import Run
+from transformer_jax.special_ids import PAD
+from transformer_jax.text import tokenizer
+from transformer_jax.text.corpus import Corpora
+from transformer_jax.text.tokenizer import Tokenizers
+from transformer_jax.training.losses import auxiliary_losses, token_loss
+from transformer_jax.training.optimizer import make_optimizer
+from transformer_jax.training.schedules import find_schedule
+from transformer_jax.training.step import (
+    Averages,
+    LossFn,
+    LossSums,
+    Metrics,
+    TrainState,
+    init_state,
+    train_step,
+)
+from transformer_jax.types import Batch, Key, Params, unconstrained
+
+
+@dataclass(frozen=True)
+class DevSet:
+    """A development corpus, as ids and as text."""
+
+    examples: Examples
+    sources: list[str]
+    references: list[str]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that training needs."""
+
+    config: Config
+    tokenizers: Tokenizers
+    examples: Examples
+    dev: dict[str, DevSet]
+    loader: data.Loader
+    model: Model
+    optimizer: optax.GradientTransformation
+    mesh: Mesh
+
+
+def check_config(config: Config) -> None:
+    """Checks a config against the tables of kinds, scores, kernels and schedules.
+
+    UserError: names that are unknown, or choices that do not go together.
+    """
+    check_model(config.model, config.execution.kernel)
+    if config.data.packing:
+        check_packing(config.model)
+    find_schedule(config.optimizer)
+
+
+def prepare(config: Config, known: Run | None = None, corpora: Corpora | None = None) -> Setup:
+    """Returns everything that training `config` needs. Writes nothing in a run.
+
+    known: a run whose tokenizers to use; None: they are trained. corpora: those of the config, if
+    the caller has them already, so that they are hashed once. UserError: as `check_config`, or
+    input that cannot be read or trained on.
+    """
+    check_config(config)
+    optimizer = make_optimizer(config.optimizer, config.model.d_model)
+    options = config.data
+    corpora = corpora or Corpora.of(options)
+    if known is None:
+        pairs = chain.from_iterable(corpus.pairs() for corpus in corpora.train)
+        tokenizers = tokenizer.train(pairs, config.tokenizer, config.train.seed)
+    else:
+        tokenizers = known.tokenizers
+    to_ids = partial(
+        tokenize,
+        tokenizers=tokenizers,
+        config=options,
+        max_length=config.model.max_length,
+        process_index=this_process()[0],
+    )
+    examples = to_ids(corpora.train, filters=True)
+    dev: dict[str, DevSet] = {}
+    for corpus in corpora.dev:
+        pairs = list(corpus.pairs())
+        sources, references = map(list, zip(*pairs, strict=True))
+        ids = to_ids([corpus], filters=False, pairs=pairs)
+        dev[corpus.name] = DevSet(ids, sources, references)
+    for found in (examples, *(some.examples for some in dev.values())):
+        check_labels(config.model, int(found.lengths[:, 1].max()))
+    mesh = make_mesh()
+    loader = data.Loader(
+        examples,
+        options,
+        seed=config.train.seed,
+        sampling=config.tokenizer.sampling,
+        decoder_start_id=config.model.decoder_start_id,
+        devices=data_parallel_size(mesh) * config.optimizer.accumulate,
+        process=this_process(),
+    )
+    sizes = tokenizers.source.size, tokenizers.target.size
+    # Arrays inside a pmap are those of one device.
+    constrain = constrain_to(mesh) if config.execution.executor == "jit" else unconstrained
+    model = make_model(config.model, *sizes, config.execution.kernel, constrain)
+    return Setup(config, tokenizers, examples, dev, loader, model, optimizer, mesh)
+
+
+def loss_fn(model: Model, smoothing: float) -> LossFn:
+    """Returns the loss function of a model for `train_step` and `eval_step`."""
+
+    def loss(
+        params: Params, batch: Batch, key: Key | None, averages: Averages
+    ) -> tuple[Array, LossSums]:
+        output: Any = model.apply({"params": params}, batch, key)
+        total, count = token_loss(output.logits, batch.target_out, smoothing)
+        auxiliary, metrics = auxiliary_losses(output, batch.target_out, averages)
+        return total + auxiliary, LossSums(count, output.metrics | metrics)
+
+    return loss
+
+
+def init_fn(setup: Setup) -> Callable[[Key, Batch], TrainState]:
+    """Returns a pure function (key, batch) -> the state before the first update."""
+
+    def init(key: Key, batch: Batch) -> TrainState:
+        made: Any = setup.model.init_with_output(key, batch, key)
+        output, variables = made
+        # The only running mean that auxiliary losses may depend on.
+        averages = {"log_likelihood": jnp.zeros(())} if output.losses else {}
+        ema = setup.config.optimizer.ema
+        return init_state(variables["params"], setup.optimizer, ema, averages)
+
+    return init
+
+
+def update_fn(setup: Setup) -> Callable[..., tuple[TrainState, Metrics]]:
+    """Returns the run's `train_step`: a pure function (state, batch, key, reduce=...)."""
+    options = setup.config.optimizer
+    return partial(
+        train_step,
+        loss=loss_fn(setup.model, options.label_smoothing),
+        optimizer=setup.optimizer,
+        accumulate=options.accumulate,
+        ema=options.ema,
+    )
+
+
+def empty_batch(shape: Shape, packed: bool = False) -> Batch:
+    """Returns a batch that consists of padding."""
+    source = np.full((shape.rows, shape.source), PAD, np.int32)
+    target = np.full((shape.rows, shape.target), PAD, np.int32)
+    if packed:
+        return Batch(source, target, target, source, source, target, target)
+    return Batch(source, target, target)

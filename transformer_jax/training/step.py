@@ -1,0 +1,163 @@
+"""One update and one evaluation as pure functions: no jit, no devices, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.errors import UserError
+from transformer_jax.types import Batch, Key, Mean, Params
+
+Averages = dict[str, Array]
+"""Running means by name, float32 scalars."""
+
+
+class LossSums(NamedTuple):
+    """Sums that a loss returns besides its own; they add over devices and microbatches."""
+
+    tokens: Int[Array, ""]
+    metrics: dict[str, Mean]
+
+
+LossFn = Callable[[Params, Batch, Key | None, Averages], tuple[Float[Array, ""], LossSums]]
+"""(params, batch, rng, running means) -> (sum of the losses of the target tokens, other sums)."""
+
+Metrics = dict[str, Array]
+"""Float32 scalars by name; "tokens" is an int32."""
+
+AVERAGE_DECAY = 0.9
+"""Decay of the running means in `TrainState.averages` (Xu et al. 2015, section 4.1)."""
+
+
+class TrainState(NamedTuple):
+    """The state that training updates."""
+
+    step: Int[Array, ""]
+    params: Params
+    opt_state: optax.OptState
+    ema: Params | None  # moving average of the parameters; None: off
+    averages: Averages  # running means of the metrics that auxiliary losses depend on
+
+    @property
+    def eval_params(self) -> Params:
+        """The parameters for evaluation and translation."""
+        return self.params if self.ema is None else self.ema
+
+
+def init_state(
+    params: Params,
+    optimizer: optax.GradientTransformation,
+    ema: float | None = None,
+    averages: Averages | None = None,
+) -> TrainState:
+    """Returns the state before the first update."""
+    copy = None if ema is None else jax.tree.map(jnp.copy, params)
+    step = jnp.zeros((), jnp.int32)
+    return TrainState(step, params, optimizer.init(params), copy, averages or {})
+
+
+def gradients(
+    params: Params,
+    batch: Batch,
+    key: Key | None,
+    averages: Averages,
+    *,
+    loss: LossFn,
+    accumulate: int = 1,
+) -> tuple[Params, Float[Array, ""], LossSums]:
+    """Returns the gradient of the summed loss, the sum, and the other sums of the loss.
+
+    With `accumulate` above 1, the rows are split into that many microbatches, which are computed
+    one after the other. Microbatch i holds every `accumulate`-th row, so that each device keeps its
+    rows. UserError: `accumulate` does not divide the number of rows.
+    """
+    grad = jax.value_and_grad(loss, has_aux=True)
+    if accumulate == 1:
+        (total, sums), gradient = grad(params, batch, key, averages)
+        return gradient, total, sums
+
+    rows = batch.source.shape[0]
+    if rows % accumulate:
+        raise UserError(
+            f"optimizer.accumulate={accumulate}: must divide the {rows} rows of a batch"
+        )
+
+    def add(carry: tuple, indexed: tuple[Array, Batch]) -> tuple[tuple, None]:
+        index, microbatch = indexed
+        subkey = None if key is None else jax.random.fold_in(key, index)
+        (total, sums), gradient = grad(params, microbatch, subkey, averages)
+        return jax.tree.map(jnp.add, carry, (gradient, total, sums)), None
+
+    microbatches = jax.tree.map(
+        lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch
+    )
+    first = jax.tree.map(lambda x: x[0], microbatches)
+    (total, sums), _ = jax.eval_shape(grad, params, first, key, averages)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (params, total, sums))
+    summed, _ = jax.lax.scan(add, zeros, (jnp.arange(accumulate), microbatches))
+    return summed
+
+
+def train_step(
+    state: TrainState,
+    batch: Batch,
+    key: Key,
+    *,
+    loss: LossFn,
+    optimizer: optax.GradientTransformation,
+    accumulate: int = 1,
+    ema: float | None = None,
+    reduce: Callable = lambda tree: tree,
+) -> tuple[TrainState, Metrics]:
+    """Returns the state after one update, and the metrics of the step by name.
+
+    The gradient is that of the summed loss, divided by the global number of tokens. `key` is the
+    run's; the step is folded into it. `reduce` sums a tree over devices, if each of them sees only
+    its own rows. The metrics are loss (nats per token, with smoothing and auxiliary losses),
+    tokens, grad_norm, and the means that the loss reports.
+    """
+    key = jax.random.fold_in(key, state.step)
+    gradient, total, sums = reduce(
+        gradients(state.params, batch, key, state.averages, loss=loss, accumulate=accumulate)
+    )
+    tokens = jnp.maximum(sums.tokens, 1).astype(jnp.float32)
+    gradient = jax.tree.map(lambda g: g / tokens, gradient)
+    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+    params = jax.tree.map(jnp.add, state.params, updates)
+    average = state.ema
+    if ema is not None:
+        # At first the decay is (1 + t) / (10 + t), to forget the initial parameters faster.
+        step = state.step.astype(jnp.float32)
+        decay = jnp.minimum(ema, (1 + step) / (10 + step))
+        average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, params)
+    averages = _updated(state.averages, sums.metrics, state.step)
+    state = TrainState(state.step + 1, params, opt_state, average, averages)
+    metrics = {"loss": total / tokens, "tokens": sums.tokens}
+    metrics["grad_norm"] = optax.tree.norm(gradient)
+    means = {name: m.total / jnp.maximum(m.weight, 1) for name, m in sums.metrics.items()}
+    return state, metrics | means
+
+
+def _updated(averages: Averages, metrics: dict[str, Mean], step: Int[Array, ""]) -> Averages:
+    """Returns the running means, updated with the metrics of the same names."""
+    # At first the decay is 0.1, 2/11, ..., to follow the metrics faster.
+    decay = jnp.minimum(AVERAGE_DECAY, (1 + step) / (10 + step))
+
+    def updated(name: str, old: Array) -> Array:
+        total, weight = metrics[name]
+        return decay * old + (1 - decay) * total / jnp.maximum(weight, 1)
+
+    return {name: updated(name, old) for name, old in averages.items()}
+
+
+def eval_step(
+    params: Params, batch: Batch, *, loss: LossFn, reduce: Callable[[Any], Any] = lambda tree: tree
+) -> tuple[Float[Array, ""], Int[Array, ""]]:
+    """Returns the sum of the losses of the target tokens and their number, without dropout."""
+    total, sums = loss(params, batch, None, {})
+    return reduce((total, sums.tokens))

@@ -1,0 +1,279 @@
+"""Runs training. Only this module, meter.py and signals.py read the clock or handle signals."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from transformer_jax.config import Config, DecodeConfig
+from transformer_jax.data import loader as data
+from transformer_jax.data.buckets import Shape
+from transformer_jax.decoding import evaluation
+from transformer_jax.decoding.translator import Translator
+from transformer_jax.errors import UserError
+from transformer_jax.parallel.compile import compile_function, compile_step
+from transformer_jax.parallel.mesh import data_parallel_size, shard_batch
+from transformer_jax.parallel.processes import any_process, broadcast
+from transformer_jax.runs import run
+from transformer_jax.runs.checkpoint import Checkpoints
+from transformer_jax.runs.run import Run
+from transformer_jax.text.corpus import Corpora
+from transformer_jax.training.meter import Meter
+from transformer_jax.training.reporters import MetricsFile, Reporter
+from transformer_jax.training.resume import (
+    Progress,
+    checkpoint_trees,
+    existing_run,
+    provenance,
+    require_same_data,
+    restored,
+    with_params_of,
+)
+from transformer_jax.training.schedules import learning_rate
+from transformer_jax.training.setup import Setup, empty_batch, init_fn, prepare, update_fn
+from transformer_jax.training.signals import StopRequest, stop_signals
+from transformer_jax.training.step import Metrics, TrainState
+from transformer_jax.training.validation import dev_loss_fn
+from transformer_jax.types import Key
+
+SAMPLES = 3
+"""Number of translations shown with each evaluation."""
+
+SENTENCES_PER_POLL = 256
+"""Number of sentences that an evaluation translates between two checks for a request to stop."""
+
+
+def train(
+    config: Config,
+    folder: str | Path,
+    *,
+    new: bool = False,
+    init_from: str | Path | None = None,
+    profile: int = 0,
+    reporters: Sequence[Reporter] = (),
+) -> Run:
+    """Trains `config` in the run folder, or continues the run in it, and returns the run.
+
+    new: refuse to continue a run; the folder must be missing or empty. init_from: run whose
+    parameters and tokenizer a new run starts with. profile: number of steps to trace into the run's
+    folder `profile`. reporters: functions that are called with every record. UserError: the input
+    is wrong; nothing has been written.
+    """
+    if profile < 0:
+        raise UserError(f"--profile={profile}: must be at least 0")
+    folder = Path(folder)
+    old = existing_run(config, folder, new)
+    source = run.load(Path(init_from)) if init_from is not None and old is None else None
+    corpora = Corpora.of(config.data)
+    found = provenance(corpora)
+    if old is not None:
+        require_same_data(old, found)
+    setup = prepare(config, old or source, corpora)
+    init_key, key = jax.random.split(jax.random.key(config.train.seed))
+    state, progress = _initial_state(setup, init_key), Progress()
+    if source is not None:
+        state = with_params_of(source, state, setup)
+    if old is None:
+        made = run.create(folder, config, setup.tokenizers, found)
+    else:
+        state, progress = restored(old, state, progress, setup)
+        made = run.update(old, config)
+    metrics = MetricsFile(folder / "metrics.jsonl")
+    metrics.cut(int(state.step))
+    with Checkpoints(made.checkpoints, config.train.keep) as checkpoints, stop_signals() as stop:
+        trainer = Trainer(setup, made, checkpoints, [metrics, *reporters], stop)
+        trainer.run(state, progress, key, profile)
+    return made
+
+
+def _initial_state(setup: Setup, key: Key) -> TrainState:
+    rows = data_parallel_size(setup.mesh)
+    init = compile_function(init_fn(setup), setup.mesh)
+    return init(key, empty_batch(Shape(rows, 2, 2)))
+
+
+class Trainer:
+    """Trains from a state until a limit of the config is reached or a stop is requested."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        made: Run,
+        checkpoints: Checkpoints,
+        reporters: Sequence[Reporter],
+        stop: StopRequest,
+    ) -> None:
+        self.setup, self.config, self.folder = setup, setup.config, made.folder
+        self.checkpoints, self.reporters, self.stop = checkpoints, reporters, stop
+        executor = setup.config.execution.executor
+        self.update = compile_step(update_fn(setup), setup.mesh, executor, donate=True)
+        self.dev_loss = dev_loss_fn(setup.model, setup.config, setup.mesh, executor)
+        greedy = dataclasses.replace(setup.config, decode=DecodeConfig(beam=1))
+        self.translator = Translator(greedy, setup.tokenizers, {}, setup.mesh)
+
+    def run(self, state: TrainState, progress: Progress, key: Key, profile: int) -> None:
+        """Updates, evaluates, saves and reports until the end. UserError: training has diverged."""
+        config, step = self.config.train, int(state.step)
+        meter = self._meter(step, progress)
+        self._announce(step)
+        saved = step
+        batches = data.prefetch(self.setup.loader.batches(progress.position))
+        with closing(batches), _profiler(self.folder / "profile", step, profile) as trace:
+            while True:
+                better = False
+                if step % config.evaluate_every == 0:
+                    better = self._evaluate(state, step, progress, meter)
+                end = self._end(step, progress)
+                if end:
+                    better = self._evaluate(state, step, progress, meter) or better
+                if better or (saved < step and (end or step % config.save_every == 0)):
+                    self._save(state, step, progress, meter, better)
+                    saved = step
+                if end:
+                    break
+                progress.position, batch = next(batches)
+                placed = shard_batch(batch, self.setup.mesh)
+                with meter.dispatching(batch):
+                    state, metrics = self.update(state, placed, key)
+                step += 1
+                meter.add(step, metrics, batch)
+                trace(step, metrics)
+                progress.seconds = meter.seconds()
+            self.checkpoints.wait()
+        self._report("message", step, text=f"step {step}: {end}; run {self.folder}")
+
+    def _meter(self, step: int, progress: Progress) -> Meter:
+        config, share = self.config, self._share(step, progress)
+
+        def emit(step: int, **values: float) -> None:
+            share = self._share(step, progress)
+            left, epoch = meter.seconds_left(share), self.setup.loader.epoch(progress.position)
+            self._report("train", step, epoch=epoch, done=share, seconds_left=left, **values)
+
+        rate = learning_rate(config.optimizer, config.model.d_model)
+        meter = Meter(rate, config.train.log_every, progress.seconds, share, emit)
+        return meter
+
+    def _announce(self, step: int) -> None:
+        setup = self.setup
+        sizes = [f"{s.rows}x{s.source}x{s.target}" for s in setup.loader.shapes]
+        texts = [
+            f"corpus: {setup.examples.report}",
+            f"batches: {setup.loader.batches_per_epoch} an epoch, "
+            f"{setup.loader.non_padding_fraction:.1%} of slots filled, "
+            f"{len(sizes)} shapes (rows x source x target): {', '.join(sizes)}",
+            f"devices: {setup.mesh.size} {jax.devices()[0].device_kind}",
+        ]
+        texts += [
+            f"{name}: {dev.examples.report}"
+            for name, dev in setup.dev.items()
+            if dev.examples.report.left_out
+        ]
+        if step:
+            texts.append(f"continuing run {self.folder} at step {step}")
+        for text in texts:
+            self._report("message", step, text=text)
+
+    def _end(self, step: int, progress: Progress) -> str | None:
+        """Returns the reason to end training, the same in all processes; None: train on."""
+        config = self.config.train
+        if any_process(bool(self.stop)):
+            signal = self.stop.signal or "a signal to another process"
+            return f"stopped by {signal}; the same command continues from here"
+        if config.patience and progress.evaluations_since_best >= config.patience:
+            return f"no better score in train.patience={config.patience} evaluations"
+        if config.steps and step >= config.steps:
+            return f"reached train.steps={config.steps}"
+        if config.epochs and self.setup.loader.epoch(progress.position) >= config.epochs:
+            return f"reached train.epochs={config.epochs}"
+        if config.minutes and broadcast(progress.seconds >= 60 * config.minutes):
+            return f"reached train.minutes={config.minutes:g}"
+        return None
+
+    def _share(self, step: int, progress: Progress) -> float:
+        """Returns the fraction of training that is done, by the limit that comes first."""
+        config, loader = self.config.train, self.setup.loader
+        shares = [
+            step / config.steps if config.steps else 0,
+            step / (config.epochs * loader.batches_per_epoch) if config.epochs else 0,
+            progress.seconds / (60 * config.minutes) if config.minutes else 0,
+        ]
+        return min(float(max(shares)), 1.0)
+
+    def _save(
+        self, state: TrainState, step: int, progress: Progress, meter: Meter, best: bool
+    ) -> None:
+        meter.settle()
+        progress.seconds = meter.seconds()
+        trees = checkpoint_trees(state)
+        self.checkpoints.save(step, trees, dataclasses.asdict(progress), best=best)
+
+    def _evaluate(self, state: TrainState, step: int, progress: Progress, meter: Meter) -> bool:
+        """Scores the development corpora, at most once per step.
+
+        Returns whether the score on the first one is the best so far.
+        """
+        if not self.setup.dev or self.stop or progress.evaluated == step:
+            return False
+        with meter.paused():
+            scores, samples = self._scores(state)
+        if self.stop:
+            return False
+        first = next(iter(scores.values()))
+        score = first["bleu"] if self.config.train.best == "bleu" else -first["loss"]
+        better = progress.best is None or score > progress.best
+        progress.best = score if better else progress.best
+        scheduled = step % self.config.train.evaluate_every == 0  # not only because training ends
+        since = progress.evaluations_since_best + scheduled
+        progress.evaluations_since_best = 0 if better else since
+        progress.evaluated = step
+        self._report("evaluation", step, sets=scores, best=better, samples=samples[:SAMPLES])
+        return better
+
+    def _scores(self, state: TrainState) -> tuple[dict[str, dict[str, float]], list[Any]]:
+        """Returns scores by corpus, and sample translations; incomplete if a stop is requested."""
+        translator = self.translator.with_params(state.eval_params)
+        scores: dict[str, dict[str, float]] = {}
+        samples: list[Any] = []
+        for name, dev in self.setup.dev.items():
+            losses = self.dev_loss(state.eval_params, dev.examples, self._continues)
+            translations = translator.stream(dev.sources, window=SENTENCES_PER_POLL)
+            outputs = [each.text for each in takewhile(self._continues, translations)]
+            if self.stop:
+                break
+            scores[name] = losses | {"bleu": evaluation.score(outputs, dev.references)["bleu"]}
+            samples += list(zip(dev.sources, outputs, dev.references, strict=True))[:SAMPLES]
+        return scores, samples
+
+    def _continues(self, _: Any) -> bool:
+        return not self.stop
+
+    def _report(self, kind: str, step: int, **values: Any) -> None:
+        for reporter in self.reporters:
+            reporter({"kind": kind, "step": step, **values})
+
+
+@contextmanager
+def _profiler(folder: Path, start: int, steps: int) -> Iterator[Callable[[int, Metrics], None]]:
+    """Traces `steps` steps into `folder`, after three steps of compilation and warm-up."""
+    running = False
+
+    def trace(step: int, metrics: Metrics) -> None:
+        nonlocal running
+        if steps and step == start + 3:
+            jax.profiler.start_trace(str(folder))
+            running = True
+        elif running and step >= start + 3 + steps:
+            jax.block_until_ready(metrics)
+            jax.profiler.stop_trace()
+            running = False
+
+    yield trace
+    if running:
+        jax.profiler.stop_trace()

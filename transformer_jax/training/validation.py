@@ -1,0 +1,98 @@
+"""Scores a model on corpora: loss, perplexity and the scores of its translations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.sharding import Mesh
+
+from transformer_jax.config import Config
+from transformer_jax.data import loader as data
+from transformer_jax.data.dataset import Examples, Report, tokenize
+from transformer_jax.decoding.evaluation import score
+from transformer_jax.decoding.translator import Translator
+from transformer_jax.models.base import Model
+from transformer_jax.parallel.compile import compile_step
+from transformer_jax.parallel.mesh import data_parallel_size, shard_batch
+from transformer_jax.parallel.processes import this_process
+from transformer_jax.text.corpus import Corpus
+from transformer_jax.training.setup import loss_fn
+from transformer_jax.training.step import eval_step
+from transformer_jax.types import Params
+
+
+def dev_loss_fn(
+    model: Model, config: Config, mesh: Mesh, executor: str = "jit"
+) -> Callable[..., dict[str, float]]:
+    """Returns a function (params, examples) -> loss and perplexity, without label smoothing.
+
+    Its optional third argument is called before each batch, and ends the evaluation by False.
+    """
+    losses = compile_step(partial(eval_step, loss=loss_fn(model, 0.0)), mesh, executor)
+
+    def dev_loss(
+        params: Params, examples: Examples, go_on: Callable[[Any], bool] = lambda _: True
+    ) -> dict[str, float]:
+        batches = data.evaluation_batches(
+            examples,
+            config.data,
+            decoder_start_id=config.model.decoder_start_id,
+            devices=data_parallel_size(mesh),
+            process=this_process(),
+        )
+        return corpus_loss(
+            losses(params, shard_batch(batch, mesh)) for batch in takewhile(go_on, batches)
+        )
+
+    return dev_loss
+
+
+class Evaluation(NamedTuple):
+    """Translations of a corpus and their scores."""
+
+    corpus: str
+    sources: list[str]
+    references: list[str]
+    outputs: list[str]
+    scores: dict[str, Any]  # those of `evaluation.score`, loss and perplexity
+    report: Report  # the number of pairs that the loss leaves out
+
+
+def evaluate(
+    translator: Translator, corpora: Sequence[str], language: str | None = None
+) -> Iterator[Evaluation]:
+    """Translates and scores corpora, and yields the evaluation of each.
+
+    language: the target language; adds the BLEU of lower-cased, tokenized text. UserError: a corpus
+    cannot be read, or the language is unknown.
+    """
+    config = translator.config
+    dev_loss = dev_loss_fn(translator.model, config, translator.mesh)
+    for name in corpora:
+        corpus = Corpus(name, "validation", config.data.fields)
+        pairs = list(corpus.pairs())
+        sources, references = map(list, zip(*pairs, strict=True))
+        outputs = translator(sources)
+        scores = score(outputs, references, language)
+        examples = tokenize(
+            [corpus],
+            translator.tokenizers,
+            config.data,
+            max_length=config.model.max_length,
+            filters=False,
+            pairs=pairs,
+        )
+        scores |= dev_loss(translator.params, examples)
+        yield Evaluation(name, sources, references, outputs, scores, examples.report)
+
+
+def corpus_loss(sums: Iterable[tuple[Any, Any]]) -> dict[str, float]:
+    """Returns the loss in nats per token and the perplexity, from the batches' sums and counts."""
+    total, count = np.sum(np.array(list(sums), np.float64).reshape(-1, 2), axis=0)
+    loss = float(total / max(count, 1))
+    return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}

@@ -1,0 +1,57 @@
+"""Loads functions that a user names as MODULE:FUNCTION.
+
+The names come from a command line or from Python, never from a file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+from transformer_jax.errors import UserError
+
+
+def is_function_name(name: str) -> bool:
+    """Returns whether `name` has the form MODULE:FUNCTION."""
+    return ":" in name
+
+
+def search_current_folder(names: Sequence[str]) -> None:
+    """Lets modules of the current folder be imported, as `python -m` does, if a name needs one."""
+    if any(map(is_function_name, names)) and "" not in sys.path:
+        sys.path.insert(0, "")
+
+
+def load_function(option: str, name: str) -> Callable[..., Any]:
+    """Returns the function MODULE:FUNCTION that was given as `option`.
+
+    An exception that the function raises becomes a UserError that names `option`. UserError: there
+    is no such function.
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise UserError(f"{option} {name!r}: must be MODULE:FUNCTION")
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # the user's module may raise anything
+        raise UserError(f"{option} {name!r}: cannot be imported: {error}") from error
+    if not callable(function):
+        raise UserError(f"{option} {name!r}: is not a function")
+    return _naming_errors(option, name, function)
+
+
+def _naming_errors(option: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `function` with its exceptions turned into a UserError that names it."""
+
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except Exception as error:
+            first = next(iter(str(error).splitlines()), "")
+            raise UserError(f"{option} {name!r}: {type(error).__name__}: {first}") from error
+
+    return call
