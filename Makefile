@@ -6,6 +6,8 @@ MULTI30K ?= ../shared/data/multi30k
 PY := .venv/bin/python
 RUN := .venv/bin/transformer-jax
 INSTALLED := .venv/.installed
+# Compilation uses one core; a file's tests share what they compile.
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .PHONY: help quickstart test test-newest check fingerprint ci-long multi30k recipes attention attention-kinds layers windows readme docs clean
 
@@ -41,14 +43,14 @@ quickstart: $(INSTALLED)
 	@echo "      configs/multi30k_en_de.py                  how to train on your own files"
 
 test: $(INSTALLED)
-	$(PY) -m pytest
+	$(PY) -m pytest $(PARALLEL)
 
 # Without constraints, and upgraded each time.
 test-newest:
 	test -x .venv-newest/bin/python || $(PYTHON_NEWEST) -m venv .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check \
 	  --upgrade --upgrade-strategy eager -e '.[dev]'
-	.venv-newest/bin/python -m pytest
+	.venv-newest/bin/python -m pytest $(PARALLEL)
 
 check: $(INSTALLED)
 	$(PY) -m ruff check .

@@ -87,7 +87,7 @@ def train(config: Config, folder: Path) -> Run:
     with reporting.Terminal() as terminal:
         trained = loop.train(config, folder, reporters=[terminal])
     if config.train.steps not in checkpoint.steps(trained.checkpoints):
-        raise SystemExit(f"{folder} is not finished; the same command goes on from here")
+        raise SystemExit(f"{folder} is not finished; repeat the command to continue it")
     return trained
 
 

@@ -169,8 +169,8 @@ def test_steps_with_small_blocks_are_teacher_forcing() -> None:
 
 @pytest.fixture
 def gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_kinds, "LEAST_GATHERED_KEYS", 0)
-    monkeypatch.setattr(layer_kinds, "LEAST_WINDOWS", 0)
+    monkeypatch.setattr(layer_kinds, "MIN_GATHERED_KEYS", 0)
+    monkeypatch.setattr(layer_kinds, "MIN_WINDOWS", 0)
 
 
 def gathering(**attention: Any) -> ModelConfig:
@@ -351,8 +351,8 @@ def test_a_kind_of_ones_own() -> None:
     unknown = tiny(**everywhere("cross_attention", kind="cosinus"))
     with pytest.raises(
         ValueError,
-        match=r"model\.cross_attention\.kind='cosinus': unknown; did you mean cosine\?; a kind of "
-        r"your own is named with --kind cosinus=MODULE:FUNCTION",
+        match=r"model\.cross_attention\.kind='cosinus': unknown; did you mean cosine\?; "
+        r"register a kind of your own with --kind cosinus=MODULE:FUNCTION",
     ):
         forward(unknown)(make_batch(LENGTHS))
 

@@ -158,7 +158,7 @@ def local_p_attention(
     """Returns soft attention in [p - D, p + D] around a predicted position p = `centre`.
 
     After the softmax the weights are multiplied by exp(-(s - p)² / 2σ²) with σ = D / 2 and not
-    normalised again. (Luong et al. 2015, section 3.2, eq. 10; for p see `predicted_centre`)
+    normalized again. (Luong et al. 2015, section 3.2, eq. 10; for p see `predicted_centre`)
     UserError: D is below 1.
     """
     positions = jnp.arange(keys.shape[-2]) if key_positions is None else key_positions

@@ -185,11 +185,11 @@ def local_p(inputs: AttentionInputs) -> AttentionOutput:
 def _gathers(inputs: AttentionInputs, keys: Size, window: int) -> bool:
     """Returns whether gathering each query's window is possible and faster than all scores."""
     possible = not inputs.needs_weights and inputs.bias is None and not inputs.mask.causal
-    least = max(LEAST_GATHERED_KEYS, LEAST_WINDOWS * (2 * window + 1))
-    return possible and isinstance(keys, int) and least <= keys
+    needed = max(MIN_GATHERED_KEYS, MIN_WINDOWS * (2 * window + 1))
+    return possible and isinstance(keys, int) and needed <= keys
 
 
-LEAST_GATHERED_KEYS, LEAST_WINDOWS = 512, 32
+MIN_GATHERED_KEYS, MIN_WINDOWS = 512, 32
 """Windows are gathered if there are at least 512 keys and at least 32 windows of keys.
 
 Measured with 8 heads of 64, windows of 8 to 64 and batches of 1 and 8 on two cores of an AMD EPYC:
@@ -304,8 +304,8 @@ def find_kind(role: str, label: str) -> Kind:
     """Returns the kind of that label. UserError: it is unknown; the message names `role`."""
     if label not in KINDS:
         raise UserError(
-            f"model.{role}.kind={label!r}: unknown{did_you_mean(label, KINDS)}; a kind of your "
-            f"own is named with --kind {label}=MODULE:FUNCTION"
+            f"model.{role}.kind={label!r}: unknown{did_you_mean(label, KINDS)}; register a kind of "
+            f"your own with --kind {label}=MODULE:FUNCTION"
         )
     return KINDS[label]
 

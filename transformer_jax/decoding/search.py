@@ -116,7 +116,7 @@ class _Beam(NamedTuple):
     alive_ids: Int[Array, "B K T"]
     alive_scores: Float[Array, "B K"]  # log probabilities, best first
     ended_ids: Int[Array, "B K T"]
-    ended_scores: Float[Array, "B K"]  # penalised, best first
+    ended_scores: Float[Array, "B K"]  # penalized, best first
     done: Bool[Array, " B"]
     state: DecodeState
 

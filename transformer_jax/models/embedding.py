@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from transformer_jax.attention.positions import frequencies
 from transformer_jax.config import ModelConfig
 from transformer_jax.dropout import dropout
 from transformer_jax.errors import UserError
@@ -21,8 +22,7 @@ def sinusoids(length: int, d_model: int, layout: str = "interleaved") -> np.ndar
     PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos(...). With the layout "halves", the
     sines are in the first half of the columns and the cosines in the second.
     """
-    rate = 10000.0 ** -(np.arange(0, d_model, 2) / d_model)
-    angle = np.arange(length)[:, None] * rate
+    angle = np.arange(length)[:, None] * frequencies(d_model)
     waves = np.stack([np.sin(angle), np.cos(angle)], axis=-1 if layout == "interleaved" else 1)
     return waves.reshape(length, d_model).astype(np.float32)
 

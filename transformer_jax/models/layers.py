@@ -178,7 +178,7 @@ class _Stack(nn.Module):
             bias = self.bias(query_positions, key_positions)
         return SelfAttentionInputs(mask, query_positions, bias)
 
-    def _normalised(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def _normalized(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         return self.norm(x) if self.config.norm == "pre" else x
 
 
@@ -201,7 +201,7 @@ class Encoder(_Stack):
         for i, layer in enumerate(self.layers):
             x, auxiliary = layer(x, inputs, keys[i])
             auxiliaries.append(auxiliary.within(str(i)))
-        return self._normalised(x), _merged(auxiliaries)
+        return self._normalized(x), _merged(auxiliaries)
 
 
 class Decoder(_Stack):
@@ -245,7 +245,7 @@ class Decoder(_Stack):
             x, own_memory, auxiliary = layer(x, memory[i], inputs, cross_mask, keys[i], cache)
             own_memories.append(own_memory)
             auxiliaries.append(auxiliary.within(str(i)))
-        return self._normalised(x), own_memories, _merged(auxiliaries)
+        return self._normalized(x), own_memories, _merged(auxiliaries)
 
 
 def layer_norm(config: ModelConfig) -> nn.LayerNorm:

@@ -266,8 +266,14 @@ def _remove(checkpoint: Path) -> None:
 
 def _handler() -> ocp.PyTreeCheckpointHandler:
     """Returns Orbax's handler for trees of arrays, without its files on shardings and chunks."""
+    arrays = type_handlers.ArrayHandler(
+        enable_write_sharding_file=False,
+        # Devices that hold copies of a small array take longer to share its writing than one takes
+        # to write it.
+        min_slice_bytes_for_replica_parallel=2**20,
+    )
     registry = type_handlers.create_type_handler_registry(
-        (jax.Array, type_handlers.ArrayHandler(enable_write_sharding_file=False)),
+        (jax.Array, arrays),
         (np.ndarray, type_handlers.NumpyHandler()),
     )
     return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)

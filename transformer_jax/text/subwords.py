@@ -170,7 +170,7 @@ class Sampler:
     def _lattice(self, word: str, alpha: float) -> list[tuple[list[int], list[float]]]:
         """Returns, for each start in a word, the ends of the pieces that may begin there.
 
-        The second list has the cumulative sums of their probabilities, not normalised.
+        The second list has the cumulative sums of their probabilities, not normalized.
         """
         rest = [0.0] * (len(word) + 1)  # log of the sum over all segmentations of the rest
         choices: list[Any] = [None] * len(word)

@@ -200,7 +200,7 @@ def _sample(pairs: Iterable[tuple[str, str]], count: int, seed: int) -> list[tup
 
 @cache
 def _rules() -> list[tuple[str, str]]:
-    """Returns the normalisation rules: SentencePiece's nmt_nfkc without compatibility mappings.
+    """Returns the normalization rules: SentencePiece's nmt_nfkc without compatibility mappings.
 
     Accents are composed, all kinds of spaces become one, and invisible characters are removed.
     Characters such as "…", "²" and "™" are kept, since a translation could not contain them

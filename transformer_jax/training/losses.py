@@ -29,12 +29,12 @@ def token_losses(
 ) -> Float[Array, "B T"]:
     """Returns the loss of each target token in nats; 0 at padding."""
     logits = logits.astype(jnp.float32)
-    normaliser = jax.nn.logsumexp(logits, axis=-1)
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
     target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     expected = (1 - smoothing) * target
     if smoothing:
         expected += smoothing * jnp.mean(logits, axis=-1)
-    return jnp.where(targets != PAD, normaliser - expected, 0)
+    return jnp.where(targets != PAD, normalizer - expected, 0)
 
 
 def auxiliary_losses(

@@ -131,9 +131,7 @@ def train_step(
     params = jax.tree.map(jnp.add, state.params, updates)
     average = state.ema
     if ema is not None:
-        # At first the decay is (1 + t) / (10 + t), to forget the initial parameters faster.
-        step = state.step.astype(jnp.float32)
-        decay = jnp.minimum(ema, (1 + step) / (10 + step))
+        decay = _decay(ema, state.step)
         average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, params)
     averages = _updated(state.averages, sums.metrics, state.step)
     state = TrainState(state.step + 1, params, opt_state, average, averages)
@@ -143,10 +141,15 @@ def train_step(
     return state, metrics | means
 
 
+def _decay(limit: float, step: Int[Array, ""]) -> Float[Array, ""]:
+    """Returns the decay of a moving average: 0.1, 2/11, ... up to `limit`, to forget the first values."""
+    step = step.astype(jnp.float32)
+    return jnp.minimum(limit, (1 + step) / (10 + step))
+
+
 def _updated(averages: Averages, metrics: dict[str, Mean], step: Int[Array, ""]) -> Averages:
     """Returns the running means, updated with the metrics of the same names."""
-    # At first the decay is 0.1, 2/11, ..., to follow the metrics faster.
-    decay = jnp.minimum(AVERAGE_DECAY, (1 + step) / (10 + step))
+    decay = _decay(AVERAGE_DECAY, step)
 
     def updated(name: str, old: Array) -> Array:
         total, weight = metrics[name]
