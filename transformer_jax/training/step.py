@@ -142,7 +142,10 @@ def train_step(
 
 
 def _decay(limit: float, step: Int[Array, ""]) -> Float[Array, ""]:
-    """Returns the decay of a moving average: 0.1, 2/11, ... up to `limit`, to forget the first values."""
+    """Returns the decay of a moving average: 0.1, 2/11, ... up to `limit`.
+
+    A small decay at first makes the average forget its initial value faster.
+    """
     step = step.astype(jnp.float32)
     return jnp.minimum(limit, (1 + step) / (10 + step))
 
