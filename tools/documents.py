@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_jax import config as config_module
-from transformer_jax.benchmark import attention_report, results
+from transformer_jax.benchmark import results
 from transformer_jax.config import Config
 
 ROOT = Path(__file__).parents[1]
@@ -54,8 +54,8 @@ def multi30k() -> str:
 
 
 def attention() -> str:
-    """Returns PyTorch's time over that of kernel `auto`, with quartiles where the file has them."""
-    found = attention_report.read()
+    """Returns PyTorch's time over that of kernel `auto`, with quartiles."""
+    found = results.read("attention")
     columns = list(itertools.product(("forward", "both"), ("1", "8")))
     rows = []
     for mask, note in (("", ""), ("_causal", ", causal")):
@@ -79,23 +79,19 @@ def _at(table: dict[str, Any], *keys: str) -> Any:
 
 
 def _ratio(median: float | None, quartiles: list[float] | None) -> str:
-    if median is None:
+    if median is None or quartiles is None:
         return ""
-    spread = "" if quartiles is None else " ({:.2f} to {:.2f})".format(*quartiles)
-    return f"{median:.2f}{spread}"
-
-
-OLD_PEER = "PyTorch of a version that was not recorded, in the same process as JAX"
+    return "{:.2f} ({:.2f} to {:.2f})".format(median, *quartiles)
 
 
 def attention_setting() -> str:
     """Returns the sizes, the machine and the peer of the table of kernel `auto`."""
-    found = attention_report.read()
+    found = results.read("attention")
     heads = f"{found['heads']} heads of {found['head_size']}"
     if found["kv_heads"]:
         heads += f", {found['kv_heads']} of keys and values"
     machine, torch = found["machine"], found["pytorch"]
-    peer = f"PyTorch {torch['version']} with {torch['threads']} threads" if torch else OLD_PEER
+    peer = f"PyTorch {torch['version']} with {torch['threads']} threads" if torch else "no PyTorch"
     processor = f"{machine['cores']} CPU cores ({machine['processor']})"
     return f"float32, {heads}, {processor}, JAX {found['versions']['jax']}, {peer}:"
 

@@ -57,17 +57,18 @@ def test_the_example_of_the_config_reference_is_a_config() -> None:
     assert namespace["get_config"]().model.layers == 4
 
 
-def test_ratios_have_their_spread_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {"forward": {"1": {"64": 0.5}}, "both": {"1": {"64": 2}}}
-    spread = {"forward": {"1": {"64": [0.4, 0.625]}}}
+def test_ratios_have_their_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"forward": {"1": {"64": 0.5}}, "both": {"8": {"64": 2}}}
+    spread = {"forward": {"1": {"64": [0.4, 0.625]}}, "both": {"8": {"64": [1, 3]}}}
     found = {
         "ratio_to_torch": values,
         "ratio_to_torch_spread": spread,
         "ratio_to_torch_causal": {},
         "ratio_to_torch_causal_spread": {},
     }
-    monkeypatch.setattr(documents.attention_report, "read", lambda: found)
-    assert documents.attention().splitlines()[2:] == ["| 64 | 0.50 (0.40 to 0.62) |  | 2.00 |  |"]
+    monkeypatch.setattr(documents.results, "read", {"attention": found}.get)
+    line = "| 64 | 0.50 (0.40 to 0.62) |  |  | 2.00 (1.00 to 3.00) |"
+    assert documents.attention().splitlines()[2:] == [line]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*.json")), ids=lambda p: p.stem)

@@ -23,7 +23,7 @@ _GROUP = ("dtype", "batch", "mask")
 
 _COLUMNS = (
     "  length direction kernel           ms  quartiles, ms   GFLOP/s  of products"
-    "        PyTorch/this    error  temporaries  compile"
+    "        PyTorch/this           error  temporaries  compile"
 )
 
 
@@ -46,7 +46,7 @@ def _line(record: Record) -> str:
     return (
         f"{start}{1e3 * record['median_s']:>9.3f} {f'{low:.3f}-{high:.3f}':>15}"
         f" {record['gflops']:>8,.0f} {record['share_of_products']:>11.0%}"
-        f" {_ratio(record):>19} {_error(record):>11}"
+        f" {_ratio(record):>19} {_error(record):>15}"
         f" {_temporaries(record):>12} {_compile_time(record):>8}"
     )
 
@@ -65,10 +65,10 @@ def _ratio(record: Record) -> str:
 
 
 def _error(record: Record) -> str:
-    error = record["error"]
+    error, limit = record["error"], ERROR_LIMITS[record["dtype"]]
     if error is None:
-        return "WRONG nan"
-    return f"{'WRONG ' if error > ERROR_LIMITS[record['dtype']] else ''}{error:.0e}"
+        return "not finite"
+    return f"{error:.1e}" + (f" > {limit:.0e}" if error > limit else "")
 
 
 def _temporaries(record: Record) -> str:
@@ -92,17 +92,6 @@ def write(out: Path, command: str, settings: AttentionBenchmark, records: list[R
     results.write(name, command, values, out.parent)
     if any("median_s" in record for record in records):
         plot.save(plot.scaling(curves(records)), out.parent / f"{name}.svg")
-
-
-def read(name: str = "attention") -> dict[str, Any]:
-    """Returns the contents of results/NAME.json.
-
-    Older files name kv_heads key_heads, and say nothing of PyTorch and of the ratios' spread.
-    """
-    values = results.read(name)
-    old = {"kv_heads": values.pop("key_heads")} if "key_heads" in values else {}
-    unknown = {"pytorch": None, "ratio_to_torch_spread": {}, "ratio_to_torch_causal_spread": {}}
-    return unknown | values | old
 
 
 def summary(records: list[Record]) -> dict[str, Any]:
@@ -130,8 +119,7 @@ def summary(records: list[Record]) -> dict[str, Any]:
 
 
 def _pytorch(records: list[Record]) -> dict[str, Any] | None:
-    """Returns PyTorch's version and threads; None if it was not measured, or by an older version
-    of this benchmark."""
+    """Returns PyTorch's version and threads; None if it was not measured."""
     found = ({name: r[name] for name in ("version", "threads")} for r in records if "version" in r)
     return next(found, None)
 
