@@ -25,7 +25,7 @@ PACKAGE = Path("transformer_jax")
 
 OTHER_FILES = {
     "tests/": "a folder for each package, and fixtures",
-    "docs/": "usage, kinds of attention, the config reference, benchmarks",
+    "docs/": "usage, several devices, kinds of attention, the config reference, benchmarks",
     "CONTRIBUTING.md": "the architecture, the rules of the code, and where to change what",
     "notebooks/": "the first run from Python, with a map of attention",
     "results/": "measured numbers and figures, each with the command that made it",

@@ -455,6 +455,28 @@ class ExecutionConfig(_Section):
 
 
 @dataclass(frozen=True)
+class MeshConfig(_Section):
+    """The mesh of devices: stored, but not compared and not needed to load the run."""
+
+    data: int = field(default=-1, metadata=_NOT_COMPARED)
+    """Number of groups of devices that share the rows of a batch and hold copies of the model; -1:
+    as many as there are devices for."""
+    fsdp: int = field(default=1, metadata=_NOT_COMPARED)
+    """Number of devices that share the rows of a group, and over which its copy of the parameters
+    and the optimizer state is split (fully sharded data parallelism)."""
+    tensor: int = field(default=1, metadata=_NOT_COMPARED)
+    """Number of devices over which heads, d_ff and vocabulary are split (tensor parallelism)."""
+
+    def _validate(self) -> None:
+        self._require(self.data == -1 or self.data > 0, "data", "above 0, or -1")
+        self._require_positive("fsdp", "tensor")
+
+
+DATA_PARALLEL = MeshConfig()
+"""The default mesh: all devices share the rows, and each holds a copy of the model."""
+
+
+@dataclass(frozen=True)
 class Config(_Section):
     """The config of a run."""
 
@@ -465,6 +487,7 @@ class Config(_Section):
     train: TrainConfig = TrainConfig(steps=100_000)
     decode: DecodeConfig = DecodeConfig()
     execution: ExecutionConfig = ExecutionConfig()
+    mesh: MeshConfig = DATA_PARALLEL
 
     @classmethod
     def _name(cls) -> str:
@@ -503,9 +526,12 @@ def from_json(value: Any, kind: type[Any] = Config, name: str = "") -> Any:
     return kind(**made)
 
 
-def differences(old: Config, new: Config) -> list[str]:
-    """Returns the fields in which two configs describe different runs: "model.layers: 4 -> 6"."""
-    return _differences(old, new, "")
+def differences(old: Config, new: Config, *, all_fields: bool = False) -> list[str]:
+    """Returns the fields in which two configs describe different runs: "model.layers: 4 -> 6".
+
+    all_fields: also those that a continued run may change.
+    """
+    return _differences(old, new, "", all_fields)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -538,13 +564,13 @@ def load_config_file(path: str | Path) -> Config:
     return config
 
 
-def _differences(old: Any, new: Any, name: str) -> list[str]:
+def _differences(old: Any, new: Any, name: str, all_fields: bool) -> list[str]:
     found: list[str] = []
     for f in dataclasses.fields(old):
         a, b = getattr(old, f.name), getattr(new, f.name)
         if dataclasses.is_dataclass(a):
-            found += _differences(a, b, f"{name}{f.name}.")
-        elif a != b and f.metadata.get("compared", True):
+            found += _differences(a, b, f"{name}{f.name}.", all_fields)
+        elif a != b and (all_fields or f.metadata.get("compared", True)):
             found.append(f"{name}{f.name}: {a!r} -> {b!r}")
     return found
 

@@ -147,3 +147,40 @@ def test_config_without_a_file_is_refused(capsys: pytest.CaptureFixture[str]) ->
     for arguments in (["--config", "--run=r"], ["--run=r", "--config"]):
         error = error_line(["train", *arguments], capsys)
         assert "--config: needs the path of a config file" in error
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--config.mesh.fsdp=3", "the nearest that fits is mesh.data=2 mesh.fsdp=4 mesh.tensor=1"),
+        ("--config.mesh.data=0", "mesh.data=0: must be above 0, or -1"),
+        ("--config.mesh.pipeline=2", "--config.mesh.pipeline=2; known: data, fsdp, tensor"),
+        ("--config.mesh.tensor=8", "mesh.tensor=8: must divide model.heads=4"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_writes_nothing(
+    option: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    training = ["train", "--config=configs/quickstart.py", f"--run={folder}", option]
+    assert message in error_line(training, capsys)
+    assert not folder.exists()
+
+
+def test_a_run_translates_on_another_mesh(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = tmp_path / "lines.en"
+    lines.write_text("red green\nold\n", "utf-8")
+    outputs = []
+    for mesh in ([], ["--mesh", "data=2", "fsdp=2", "tensor=2"]):
+        main(["translate", f"--run={finished.folder}", f"--input={lines}", *mesh])
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    for mesh, message in {
+        "tensor=4": "mesh.tensor=4: must divide model.heads=2",
+        "tensr=2": "--mesh tensr=2: unknown axis; did you mean tensor?",
+        "fsdp=all": "--mesh fsdp=all: must be AXIS=N, such as fsdp=4",
+    }.items():
+        command = ["translate", f"--run={finished.folder}", "--mesh", mesh]
+        assert message in error_line(command, capsys)

@@ -8,10 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from common import assert_gradients_close, build, loss_of, make_batch, tiny
+from common import assert_gradients_close, build, loss_of, make_batch, pack, tiny
 
-from transformer_jax.parallel.compile import compile_step
-from transformer_jax.parallel.mesh import make_mesh, replicate, shard_batch
+from transformer_jax.config import MeshConfig
+from transformer_jax.parallel import parameters
+from transformer_jax.parallel.compile import REPLICATED, compile_step
+from transformer_jax.parallel.kernel import shard_kernel
+from transformer_jax.parallel.mesh import (
+    constrain_to,
+    data_parallel_size,
+    make_mesh,
+    replicate,
+    shard_batch,
+)
+from transformer_jax.parallel.parameters import partition_tree, shard_tree
 from transformer_jax.special_ids import PAD
 from transformer_jax.training.step import LossSums, eval_step, init_state, train_step
 from transformer_jax.types import Batch
@@ -21,55 +31,102 @@ KEY = jax.random.key(0)
 LENGTHS = [(7, 6)] * 3 + [(3, 2), (1, 4), (5, 1), (6, 5), (0, 0), (2, 2), (4, 3), (7, 1), (0, 0)]
 BATCH = make_batch([*LENGTHS, (3, 6), (1, 1), (0, 0), (0, 0)])
 TOKENS = int((BATCH.target_out != PAD).sum())
+ODD = Batch(*(ids[:13] for ids in BATCH[:3]))
+PACKED = pack(BATCH, [[0, 3, 4], [1], [2, 5], [6], [8, 9], [10, 12], [13], []], 18)
+BATCHES = {"even": BATCH, "odd": ODD, "packed": PACKED}
+VOCABULARY = 12
+
+ONE = MeshConfig(data=1)
+DATA, FSDP = MeshConfig(data=8), MeshConfig(data=1, fsdp=8)
+ALL = MeshConfig(data=2, fsdp=2, tensor=2)
+
+
+def with_empty_rows(batch: Batch, multiple: int) -> Batch:
+    """The batch with rows of padding up to a multiple, as the loader adds them."""
+    more = -len(batch.source) % multiple
+    return jax.tree.map(lambda x: np.pad(x, ((0, more), (0, 0))), batch)
 
 
 @cache
-def update(how: str, devices: int, accumulate: int) -> Any:
-    """Two updates of the model: the mean gradient of the first, and the metrics of both."""
-    model, params = build(tiny())
-    keep = optax.chain(optax.trace(0.0), optax.scale(-0.1))  # the trace is the gradient
+def start(trained: bool) -> tuple[Any, Any, Any]:
+    """A step whose state after it holds the gradient, and the state before any step or after 30."""
+    model, params = build(tiny(), VOCABULARY, VOCABULARY)
+    keep = optax.chain(optax.trace(0.0), optax.scale(-1e-3))  # the trace is the gradient
+    if trained:
+        learn = partial(train_step, loss=loss_of(model), optimizer=optax.sgd(1e-2, 0.9))
+        run, state = jax.jit(learn), init_state(params, optax.sgd(1e-2, 0.9))
+        for _ in range(30):
+            state, _ = run(state, BATCH, KEY)
+        params = state.params
+    return model, keep, jax.tree.map(np.asarray, init_state(params, keep))
+
+
+@cache
+def update(how: str, config: MeshConfig, accumulate: int, batch: str, trained: bool) -> Any:
+    """Two updates of the model: the gradient of the first, and the metrics of both."""
+    model, keep, first = start(trained)
+    mesh = make_mesh(config, jax.devices()[: config.data * config.fsdp * config.tensor])
+    if how == "jit":
+        model = model.clone(constrain=constrain_to(mesh), kernel=shard_kernel("blockwise", mesh))
     step = partial(train_step, loss=loss_of(model), optimizer=keep, accumulate=accumulate)
-    mesh = make_mesh(jax.devices()[:devices])
-    run = compile_step(step, mesh, how, donate=True)
-    start = jax.tree.map(np.asarray, init_state(params, keep))
-    state, batch = replicate(start, mesh), shard_batch(BATCH, mesh)
-    after, first = run(state, batch, KEY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parameters, "MIN_SHARDED_SIZE", 64)
+        specs, state = partition_tree(first, mesh), shard_tree(first, mesh)
+    run = compile_step(step, mesh, how, result=(specs, REPLICATED), donate=True)
+    rows = with_empty_rows(BATCHES[batch], data_parallel_size(mesh) * accumulate)
+    after, before = run(state, shard_batch(rows, mesh), KEY)
     gradient = jax.tree.map(np.asarray, after.opt_state[0].trace)
-    final, second = run(after, batch, KEY)
+    final, metrics = run(after, shard_batch(rows, mesh), KEY)
     assert final.step == 2
-    for leaf in jax.tree.leaves(final):
-        assert leaf.sharding.is_fully_replicated
-        assert leaf.sharding.device_set == set(mesh.devices.flat)
+    assert jax.tree.map(lambda x: x.sharding.spec, final) == (
+        specs if how == "jit" else jax.tree.map(lambda _: REPLICATED, final)
+    )
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state.params, after.params)))
-    return gradient, jax.tree.map(np.asarray, first), jax.tree.map(np.asarray, second)
+    return gradient, jax.tree.map(np.asarray, before), jax.tree.map(np.asarray, metrics)
 
 
 @pytest.mark.parametrize(
-    ("how", "devices", "accumulate"),
-    [("jit", 8, 1), ("jit", 1, 4), ("jit", 8, 2), ("pmap", 8, 1), ("pmap", 4, 2)],
+    ("how", "config", "accumulate", "batch", "trained"),
+    [
+        ("jit", DATA, 1, "even", False),
+        ("jit", ONE, 4, "even", False),
+        ("jit", FSDP, 1, "even", True),
+        ("jit", FSDP, 1, "odd", False),
+        ("jit", ALL, 1, "even", False),
+        ("jit", ALL, 1, "odd", False),
+        ("jit", ALL, 2, "packed", False),
+        ("pmap", DATA, 1, "even", True),
+        ("pmap", MeshConfig(data=4), 2, "even", False),
+    ],
 )
-def test_executors_agree(how: str, devices: int, accumulate: int) -> None:
-    wanted, *metrics = update("jit", 1, 1)
-    gradient, *found = update(how, devices, accumulate)
+def test_meshes_and_executors_agree(
+    how: str, config: MeshConfig, accumulate: int, batch: str, trained: bool
+) -> None:
+    wanted, *metrics = update("jit", ONE, 1, batch, trained)
+    gradient, *found = update(how, config, accumulate, batch, trained)
     assert_gradients_close(gradient, wanted, 1e-5)
+    tokens = (BATCHES[batch].target_out != PAD).sum()
     for a, b in zip(found, metrics, strict=True):
-        assert a["tokens"] == b["tokens"] == TOKENS
+        assert a["tokens"] == b["tokens"] == tokens
     np.testing.assert_allclose(found[0]["loss"], metrics[0]["loss"], rtol=1e-5)
     np.testing.assert_allclose(found[0]["grad_norm"], metrics[0]["grad_norm"], rtol=1e-5)
     np.testing.assert_allclose(found[1]["loss"], metrics[1]["loss"], rtol=1e-5)
 
 
 def test_dropout_does_not_depend_on_the_mesh() -> None:
-    model, params = build(tiny(dropout=0.3, attention_dropout=0.3, ffn_dropout=0.3))
+    rates = {"dropout": 0.3, "attention_dropout": 0.3, "ffn_dropout": 0.3}
+    model, params = build(tiny(**rates), VOCABULARY, VOCABULARY)
 
-    def losses(devices: int) -> list[float]:
-        mesh = make_mesh(jax.devices()[:devices])
-        run = compile_step(loss_of(model), mesh)
-        arrays = replicate(params, mesh), shard_batch(BATCH, mesh)
+    def losses(config: MeshConfig) -> list[float]:
+        mesh = make_mesh(config, jax.devices()[: config.data * config.fsdp * config.tensor])
+        split = model.clone(constrain=constrain_to(mesh), kernel=shard_kernel("auto", mesh))
+        run = compile_step(loss_of(split), mesh)
+        arrays = shard_tree(params, mesh), shard_batch(BATCH, mesh)
         return [float(run(*arrays, jax.random.key(seed), {})[0]) for seed in (0, 1)]
 
-    one, other = losses(1)
-    np.testing.assert_allclose(losses(8), [one, other], rtol=1e-5)
+    one, other = losses(ONE)
+    for config in (DATA, ALL):
+        np.testing.assert_allclose(losses(config), [one, other], rtol=1e-5)
     assert abs(one / other - 1) > 1e-3
 
 
@@ -105,7 +162,7 @@ def test_donation_leaves_the_callers_numpy_arrays_alone(how: Any, devices: int) 
     def step(state: Any, batch: Any, reduce: Any = None) -> Any:
         return state + 1.0
 
-    mesh = make_mesh(jax.devices()[:devices])
+    mesh = make_mesh(devices=jax.devices()[:devices])
     mine = np.zeros(4096, np.float32)
     state = replicate(mine, mesh)
     after = compile_step(step, mesh, how, donate=True)(state, shard_batch(np.zeros(8), mesh))

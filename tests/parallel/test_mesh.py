@@ -1,31 +1,159 @@
 """Where arrays live: the table of logical names, and functions compiled with shardings."""
 
+import math
+import re
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import build, make_batch, tiny
-from jax.sharding import PartitionSpec
+from common import build, flat, make_batch, tiny
+from jax.sharding import NamedSharding, PartitionSpec
 
-from transformer_jax.parallel import processes
+from transformer_jax.attention import Mask, attend
+from transformer_jax.config import BASE, Config, ExecutionConfig, MeshConfig, OptimizerConfig
+from transformer_jax.errors import UserError
+from transformer_jax.models.make import make_model
 from transformer_jax.parallel.compile import compile_function
+from transformer_jax.parallel.kernel import shard_kernel
 from transformer_jax.parallel.mesh import (
     MESH_AXES,
+    check_mesh,
     constrain_to,
     data_parallel_size,
     make_mesh,
+    mesh_shape,
     partition,
     replicate,
     shard_batch,
 )
+from transformer_jax.parallel.parameters import (
+    DIMENSIONS,
+    MIN_SHARDED_SIZE,
+    partition_tree,
+    shardings,
+)
+from transformer_jax.training.optimizer import make_optimizer
+from transformer_jax.training.step import init_state
 from transformer_jax.types import Batch
 
 
 def test_the_size_of_data_parallelism_is_that_of_its_axis() -> None:
     assert data_parallel_size(make_mesh()) == 8
-    assert data_parallel_size(make_mesh(jax.devices()[:2])) == 2
+    assert data_parallel_size(make_mesh(devices=jax.devices()[:2])) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "devices", "shape"),
+    [
+        (MeshConfig(), 8, (8, 1, 1)),
+        (MeshConfig(fsdp=4), 8, (2, 4, 1)),
+        (MeshConfig(data=1, fsdp=2, tensor=4), 8, (1, 2, 4)),
+        (MeshConfig(fsdp=3), 6, (2, 3, 1)),
+    ],
+)
+def test_the_mesh_takes_all_devices(
+    config: MeshConfig, devices: int, shape: tuple[int, int, int]
+) -> None:
+    assert mesh_shape(config, devices) == shape
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            MeshConfig(data=3, fsdp=4),
+            "mesh.data=3, mesh.fsdp=4, mesh.tensor=1: needs 12 devices, not the 8 here; the "
+            "nearest that fits is mesh.data=2 mesh.fsdp=4 mesh.tensor=1",
+        ),
+        (MeshConfig(tensor=3), "mesh.data=-1, mesh.fsdp=1, mesh.tensor=3: needs a multiple of 3"),
+        (MeshConfig(fsdp=16), "needs a multiple of 16 devices, not the 8 here; the nearest"),
+    ],
+)
+def test_a_mesh_of_another_number_of_devices_is_refused(config: MeshConfig, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        make_mesh(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 2}, "mesh.tensor=4: must divide model.heads=2"),
+        ({"heads": 4, "kv_heads": 2}, "mesh.tensor=4: must divide model.kv_heads=2"),
+        ({"heads": 4, "d_ff": 30}, "mesh.tensor=4: must divide model.d_ff=30"),
+        ({"heads": 4}, "mesh.tensor=4: must divide the 11 ids of the vocabulary (tokenizer.voc"),
+    ],
+)
+def test_a_model_that_cannot_be_split_is_refused(changes: dict[str, int], message: str) -> None:
+    config = Config(model=tiny(**changes), mesh=MeshConfig(tensor=4))
+    with pytest.raises(UserError, match=re.escape(message)):
+        check_mesh(config, (12, 11))
+
+
+def test_pmap_has_one_axis() -> None:
+    config = Config(execution=ExecutionConfig(executor="pmap"), mesh=MeshConfig(fsdp=2))
+    with pytest.raises(UserError, match=r"execution.executor='pmap': needs mesh.fsdp=1 and"):
+        check_mesh(config)
+
+
+def test_fsdp_splits_the_largest_dimension_of_all_state() -> None:
+    """Parameters and Adam's moments of the base model; each device holds an eighth within 2 %."""
+    model = make_model(BASE, 8000, 8000)
+    batch = make_batch([(5, 4)])
+    params = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
+    optimizer = make_optimizer(OptimizerConfig(), BASE.d_model)
+    state = jax.eval_shape(lambda p: init_state(p, optimizer, 0.99), params)
+    split = shardings(state, make_mesh(MeshConfig(fsdp=8)))
+    of_shards = jax.tree.map(lambda x, s: math.prod(s.shard_shape(x.shape)), state, split)
+    sizes = jax.tree.map(lambda x: x.size, state)
+    for size, of_shard in zip(*map(jax.tree.leaves, (sizes, of_shards)), strict=True):
+        assert of_shard == (size // 8 if size >= MIN_SHARDED_SIZE else size)
+    total, held = (sum(jax.tree.leaves(tree)) for tree in (sizes, of_shards))
+    assert held <= 1.02 * total / 8
+    ffn = split.params["encoder"]["layers_0"]["ffn"]
+    assert ffn["in"]["kernel"].spec == PartitionSpec(None, "fsdp")
+    assert ffn["out"]["kernel"].spec == PartitionSpec("fsdp", None)
+
+
+def test_tensor_splits_heads_hidden_units_and_vocabulary() -> None:
+    _, params = build(tiny(kv_heads=2, activation="swiglu", tied="none"), 12, 12)
+    split = partition_tree(params, make_mesh(MeshConfig(data=4, tensor=2)))
+    named = {name for name, spec in flat(split).items() if "tensor" in spec}
+    unsplit = {name.rpartition("/")[2] for name in flat(split)} - {"kernel", "embedding", "output"}
+    layer = "decoder/layers_0/"
+    assert split["output"] == PartitionSpec("tensor", None)
+    assert {f"{layer}self_attention/{n}/kernel" for n in ("query", "key", "value", "out")} <= named
+    assert {f"{layer}ffn/{n}/kernel" for n in ("in", "gate", "out")} <= named
+    assert not any(name.endswith(("scale", "out/bias")) for name in named)
+    assert unsplit == {"bias", "scale"}
+
+
+@pytest.mark.parametrize("kernel", ["auto", "blockwise", "reference"])
+def test_kernels_run_on_the_rows_and_heads_of_each_device(kernel: str) -> None:
+    """2 x 2 devices; nothing is gathered, and the result is that of one device."""
+    mesh = make_mesh(MeshConfig(data=2, tensor=2), jax.devices()[:4])
+    draw = np.random.default_rng(0)
+    query, key, value = (
+        jnp.asarray(draw.normal(size=(4, n, 160, 8)), jnp.float32) for n in (4, 2, 2)
+    )
+    bias = jnp.asarray(draw.normal(size=(1, 4, 160, 160)), jnp.float32)
+    segments = np.ones((4, 160), np.int32)
+    segments[1, 99:], segments[2, 50:] = 2, 0
+    mask = Mask(segments, None, segments, causal=True)
+    entry = shard_kernel(kernel, mesh)
+    split = jax.jit(partial(attend, kernel=entry))
+    place = partial(jax.device_put, device=NamedSharding(mesh, partition(("batch", "heads"))))
+    choices: list[Any] = [{}] if kernel == "blockwise" else [{}, {"bias": bias}]
+    for more in choices:
+        wanted, _ = attend(query, key, value, mask, kernel="reference", **more)
+        program = split.lower(*map(place, (query, key, value)), mask, **more).compile()
+        assert "all-gather" not in str(program.as_text())
+        output, weights = split(*map(place, (query, key, value)), mask, **more)
+        np.testing.assert_allclose(output, wanted, rtol=0, atol=2e-6)
+        assert output.sharding.shard_shape(output.shape) == (2, 2, 160, 8)
+        assert (weights is not None) == (kernel == "reference")
 
 
 def test_activations_are_split_by_the_names_of_their_dimensions() -> None:
@@ -50,7 +178,8 @@ def test_the_model_names_dimensions_that_the_table_knows() -> None:
     batch = Batch(*map(jnp.asarray, make_batch([(7, 6)] * 8)[:3]))
     noted: Any = model.clone(constrain=note).apply({"params": params}, batch)
     named = {name for names in seen for name in names}
-    assert named - {None} == set(MESH_AXES)
+    of_parameters = {name for names in DIMENSIONS.values() for name in names}
+    assert named - {None} | of_parameters == set(MESH_AXES)
     mesh = make_mesh()
     split = model.clone(constrain=constrain_to(mesh))
     run = compile_function(lambda p, b: split.apply({"params": p}, b)[0], mesh)
@@ -73,12 +202,3 @@ def test_shardings_are_given_for_each_argument_and_the_result() -> None:
     found = run(tree, np.ones(()))
     assert {shard.data.shape for shard in found.addressable_shards} == {(1, 2)}
     assert tree.is_deleted()
-
-
-def test_one_process_is_its_own_coordinator() -> None:
-    assert processes.this_process() == (0, 1)
-    assert processes.is_coordinator()
-    assert processes.broadcast(7) == 7
-    assert processes.any_process(True)
-    assert not processes.any_process(False)
-    processes.wait_for_all("test")

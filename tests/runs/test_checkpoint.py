@@ -188,7 +188,7 @@ with checkpoint.Checkpoints(pathlib.Path(sys.argv[1]), keep=2) as checkpoints:
 def test_other_devices(tmp_path: Path) -> None:
     """What one device saved is restored to four, and the other way round."""
     save(tmp_path, 1)
-    mesh = make_mesh(jax.devices()[:4])
+    mesh = make_mesh(devices=jax.devices()[:4])
     split = NamedSharding(mesh, PartitionSpec("data"))
     like = replicate(make_params(), mesh)
     like["encoder"]["odd"] = jax.device_put(like["encoder"]["odd"], split)

@@ -24,8 +24,9 @@ from transformer_jax.config import did_you_mean
 from transformer_jax.errors import UserError
 from transformer_jax.user_code import is_function_name, load_function
 
-Kernel = Callable[..., tuple[Array, Array | None]]
-"""(query, key, value, mask, *, bias, dropout) -> (output, attention weights or None)."""
+Kernel = Callable[..., tuple[Array, Array | None]] | KernelEntry
+"""(query, key, value, mask, *, bias, dropout) -> (output, attention weights or None), or an entry
+that says what such a function supports."""
 
 KERNELS: dict[str, KernelEntry] = {
     entry.name: entry for entry in (REFERENCE, BLOCKWISE, XLA, CUDNN, PALLAS)
@@ -33,10 +34,12 @@ KERNELS: dict[str, KernelEntry] = {
 
 
 def find_kernel(kernel: str | Kernel) -> KernelEntry:
-    """Returns the entry of a kernel: one of `KERNELS`, MODULE:FUNCTION, or a function.
+    """Returns the entry of a kernel: one of `KERNELS`, MODULE:FUNCTION, a function, or the entry.
 
     A user's function is assumed to support every feature. UserError: the kernel is unknown.
     """
+    if isinstance(kernel, KernelEntry):
+        return kernel
     if not isinstance(kernel, str):
         name = getattr(kernel, "__qualname__", str(kernel))
         return KernelEntry(name, kernel, features=frozenset(FEATURES))

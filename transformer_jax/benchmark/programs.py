@@ -55,4 +55,4 @@ def compile_kernel(
 
 def one_device() -> jax.sharding.Mesh:
     """Returns a mesh of the first device alone."""
-    return make_mesh(jax.devices()[:1])
+    return make_mesh(devices=jax.devices()[:1])

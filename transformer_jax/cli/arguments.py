@@ -11,6 +11,7 @@ import dataclasses
 import io
 import logging
 import re
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -108,10 +109,14 @@ def _condense(message: str, kind: type[Any]) -> str:
         return choice[1] + did_you_mean(choice[2], re.findall("'(.*?)'", choice[3]))
     if text.startswith("Unrecognized options: --"):
         hints = (part.split()[3] for part in parts if part.startswith("Perhaps you meant:"))
-        names = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(kind)]
         if nearest := next(hints, None):
             return f"{text}; did you mean {nearest}?"
-        return text + did_you_mean(text.split()[2].partition("=")[0], names)
+        unknown = text.split()[2].partition("=")[0]
+        section = typing.get_type_hints(Config).get(unknown.removeprefix("--config.").split(".")[0])
+        names = [field.name.replace("_", "-") for field in dataclasses.fields(section or kind)]
+        if section is not None:
+            return f"{text}; known: {', '.join(names)}"
+        return text + did_you_mean(unknown, [f"--{name}" for name in names])
     return text
 
 

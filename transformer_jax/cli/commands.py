@@ -35,7 +35,19 @@ class ModelOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(ModelOptions):
+class ProcessOptions(Options):
+    """Options of every command that several processes can run together."""
+
+    processes: Annotated[int | None, arg(metavar="N")] = None
+    """Number of processes to start here."""
+    coordinator: Annotated[str | None, arg(metavar="ADDRESS")] = None
+    """Process 0 as HOST:PORT, or auto."""
+    process: Annotated[str | None, arg(metavar="I/N")] = None
+    """Index and number, such as 0/2."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(ProcessOptions, ModelOptions):
     """Train a model, or continue the run that is in the folder.
 
     transformer-jax train --config=configs/quickstart.py --run=runs/quickstart
@@ -48,7 +60,7 @@ class Train(ModelOptions):
     run: Path
     """Folder of the run; the same command given again continues the run."""
     new: bool = False
-    """Start a new run; fail if the folder is not empty."""
+    """Refuse to continue a run."""
     init_from: Annotated[Path | None, arg(metavar="RUN")] = None
     """Run whose parameters and tokenizer a new run starts with."""
     profile: int = 0
@@ -71,6 +83,8 @@ class SearchOptions(ModelOptions):
     """Length penalty: ((5 + L) / 6)^alpha, or L^alpha."""
     alpha: Annotated[float | None, arg(metavar="X")] = None
     """Exponent of the length penalty."""
+    mesh: Annotated[tuple[str, ...], arg(metavar="AXIS=N")] = ()
+    """Mesh of devices, such as fsdp=4."""
 
 
 @dataclass(frozen=True, kw_only=True)

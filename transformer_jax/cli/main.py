@@ -13,7 +13,8 @@ from itertools import takewhile
 
 from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.cli.arguments import Fields, one_line, parse, rename_options, split_config
-from transformer_jax.cli.commands import COMMANDS
+from transformer_jax.cli.commands import COMMANDS, ProcessOptions
+from transformer_jax.cli.launch import launch
 from transformer_jax.config import Config, did_you_mean
 from transformer_jax.errors import UserError
 from transformer_jax.printable import printable
@@ -61,7 +62,9 @@ def _dispatch(arguments: Sequence[str]) -> None:
     options = parse(kind, rename_options(rest), program)
     # Imported only now, so that --help does not wait for JAX.
     command = import_module(f"transformer_jax.cli.{name.replace(' ', '_')}")
-    if kind.takes_config:
+    if isinstance(options, ProcessOptions) and options.processes is not None:
+        launch(arguments, options)
+    elif kind.takes_config:
         command.run(options, config)
     elif config.path or config.overrides:
         why = "takes the config from the run" if hasattr(options, "run") else "has no config"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Train
-from transformer_jax.cli.common import set_up
+from transformer_jax.cli.common import join_processes, set_up
 from transformer_jax.config import Config
 from transformer_jax.errors import UserError
 from transformer_jax.runs import run as runs
@@ -17,6 +17,7 @@ from transformer_jax.user_code import is_function_name
 
 def run(options: Train, arguments: ConfigArguments) -> None:
     """Trains with a live display."""
+    join_processes(options)
     stored = None if arguments.path else _stored_config(options.run, arguments)
     config = arguments.resolve(stored)
     set_up(options.kind, config)

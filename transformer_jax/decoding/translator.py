@@ -20,7 +20,16 @@ from transformer_jax.decoding.strategies import make_search
 from transformer_jax.errors import UserError
 from transformer_jax.models.make import abstract_params, make_model
 from transformer_jax.parallel.compile import compile_function
-from transformer_jax.parallel.mesh import data_parallel_size, make_mesh, replicate, shard_batch
+from transformer_jax.parallel.kernel import shard_kernel
+from transformer_jax.parallel.mesh import (
+    check_mesh,
+    constrain_to,
+    data_parallel_size,
+    make_mesh,
+    shard_batch,
+    take_local_rows,
+)
+from transformer_jax.parallel.parameters import shard_tree
 from transformer_jax.runs import run
 from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import EOS, PAD
@@ -64,9 +73,14 @@ class Translator:
     ) -> None:
         self.config = config
         self.tokenizers = tokenizers
-        self.mesh = mesh or make_mesh()
-        self.params = replicate(params, self.mesh)
-        self.model = make_model(config.model, tokenizers.source.size, tokenizers.target.size)
+        sizes = tokenizers.source.size, tokenizers.target.size
+        if mesh is None:
+            check_mesh(config, sizes)
+            mesh = make_mesh(config.mesh)
+        self.mesh = mesh
+        self.params = shard_tree(params, mesh)
+        kernel = shard_kernel("auto", mesh)
+        self.model = make_model(config.model, *sizes, kernel, constrain_to(mesh))
         self._search = compile_function(make_search(self.model, config.decode), self.mesh)
 
     @classmethod
@@ -131,7 +145,8 @@ class Translator:
             source = np.full(shape, PAD, np.int32)
             for row, index in enumerate(members):
                 source[row, : len(rows[index])] = rows[index]
-            found = self._search(self.params, shard_batch(source, self.mesh))
+            local = take_local_rows(source, self.mesh)
+            found = self._search(self.params, shard_batch(local, self.mesh))
             ids, scores = (np.asarray(x)[:, :n_best] for x in found)
             for row, index in enumerate(members):
                 results[index] = self._translation(ids[row], scores[row])

@@ -1,1 +1,1 @@
-"""Devices: the mesh, compilation over it, and processes."""
+"""Devices: the mesh, what is split over it, compilation, and processes."""

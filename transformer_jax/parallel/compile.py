@@ -41,17 +41,23 @@ def compile_function(
 
 
 def compile_step(
-    step: Callable[..., Any], mesh: Mesh, executor: str = "jit", *, donate: bool = False
+    step: Callable[..., Any],
+    mesh: Mesh,
+    executor: str = "jit",
+    *,
+    result: Any = REPLICATED,
+    donate: bool = False,
 ) -> Any:
     """Returns `step(state, batch, *keys, reduce=...)`, compiled to run over the mesh.
 
-    `state`, `keys` and the result are replicated, and the batch is split by rows. With `jit`, the
-    arrays are global and `reduce` is the identity. With `pmap`, each device sees its own rows, and
-    `reduce` sums over devices. donate: whether the memory of the state is reused.
+    With `jit`, the arrays are global and have any sharding, `reduce` is the identity, and the
+    result is split as the `PartitionSpec`s of `result` say. With `pmap`, state, keys and result are
+    replicated, each device sees its own rows of the batch, and `reduce` sums over devices. donate:
+    whether the memory of the state is reused.
     """
     if executor == "pmap":
         return _pmap(step, mesh, donate)
-    return compile_function(step, mesh, donate=(0,) if donate else ())
+    return compile_function(step, mesh, result=result, donate=(0,) if donate else ())
 
 
 def cache_programs(folder: Path | None = None) -> None:

@@ -1,10 +1,13 @@
 """Makes the device mesh, and shards arrays over it by the logical names of their dimensions.
 
-A batch is split by rows over the axis "data"; everything else is replicated.
+The mesh has three axes. The rows of a batch are split over "data" and "fsdp". Parameters and
+optimizer state are split over "fsdp", and by their names over "tensor"; "data" holds copies.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -13,30 +16,104 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from transformer_jax.config import DATA_PARALLEL, Config, MeshConfig
+from transformer_jax.errors import UserError
 from transformer_jax.types import Constrain
 
-DATA = "data"
-"""The mesh axis over which the rows of a batch are split."""
+DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
+AXES = (DATA, FSDP, TENSOR)
+"""The axes of the mesh. Devices that are neighbours differ in the last one."""
 
-MESH_AXES: dict[str, str | None] = {
-    "batch": DATA,
+MESH_AXES: dict[str, str | tuple[str, ...] | None] = {
+    "batch": (DATA, FSDP),
     "length": None,
-    "heads": None,
-    "d_ff": None,
-    "vocabulary": None,
+    "d_model": None,
+    "heads": TENSOR,
+    "head_size": None,
+    "d_ff": TENSOR,
+    "vocabulary": TENSOR,
 }
-"""The mesh axis over which each logical dimension of an activation is split; None: over none."""
+"""The mesh axes over which each logical dimension is split; None: over none. `parameters.py` names
+the dimensions of parameters, and the models those of activations."""
 
 
-def make_mesh(devices: Sequence[Any] | None = None) -> Mesh:
-    """Returns a mesh of one axis over `devices`; None: all devices."""
+def make_mesh(config: MeshConfig = DATA_PARALLEL, devices: Sequence[Any] | None = None) -> Mesh:
+    """Returns a mesh over `devices`; None: all devices. UserError: their number does not fit."""
     devices = jax.devices() if devices is None else devices
-    return jax.make_mesh((len(devices),), (DATA,), devices=devices, axis_types=(AxisType.Auto,))
+    shape = mesh_shape(config, len(devices))
+    return jax.make_mesh(shape, AXES, devices=devices, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def mesh_shape(config: MeshConfig, devices: int) -> tuple[int, int, int]:
+    """Returns the sizes of the axes for this number of devices.
+
+    UserError: their product is another number; the message names the nearest mesh that fits.
+    """
+    data, fsdp, tensor = config.data, config.fsdp, config.tensor
+    if data == -1:
+        data = max(devices // (fsdp * tensor), 1)
+    if data * fsdp * tensor == devices:
+        return data, fsdp, tensor
+
+    def distance(shape: tuple[int, ...]) -> float:
+        return sum(abs(math.log(a / b)) for a, b in zip(shape, (data, fsdp, tensor), strict=True))
+
+    divisors = [n for n in range(1, devices + 1) if devices % n == 0]
+    shapes = [s for s in itertools.product(divisors, repeat=3) if math.prod(s) == devices]
+    nearest = min(shapes, key=distance)
+    asked = f"mesh.data={config.data}, mesh.fsdp={fsdp}, mesh.tensor={tensor}"
+    count = f"a multiple of {fsdp * tensor}" if config.data == -1 else data * fsdp * tensor
+    fits = " ".join(f"mesh.{axis}={size}" for axis, size in zip(AXES, nearest, strict=True))
+    raise UserError(
+        f"{asked}: needs {count} devices, not the {devices} here; the nearest that fits is {fits}"
+    )
+
+
+def check_mesh(config: Config, vocabularies: Sequence[int] = ()) -> None:
+    """Checks that the mesh can split the model. `vocabularies` are numbers of ids, if known.
+
+    UserError: it cannot; the message names the field.
+    """
+    model, tensor = config.model, config.mesh.tensor
+    if config.execution.executor == "pmap" and (config.mesh.fsdp, tensor) != (1, 1):
+        raise UserError(
+            f"execution.executor='pmap': needs mesh.fsdp=1 and mesh.tensor=1, not "
+            f"{config.mesh.fsdp} and {tensor}; use execution.executor=jit"
+        )
+    sizes = {"model.heads": model.heads, "model.d_ff": model.d_ff}
+    if model.kv_heads:
+        sizes["model.kv_heads"] = model.kv_heads
+    for name, size in sizes.items():
+        if size % tensor:
+            raise UserError(f"mesh.tensor={tensor}: must divide {name}={size}")
+    for size in vocabularies:
+        if size % tensor:
+            raise UserError(
+                f"mesh.tensor={tensor}: must divide the {size} ids of the vocabulary "
+                f"(tokenizer.vocabulary)"
+            )
 
 
 def data_parallel_size(mesh: Mesh) -> int:
     """Returns the number of parts into which the rows of a batch are split."""
-    return mesh.shape[DATA]
+    return mesh.shape[DATA] * mesh.shape[FSDP]
+
+
+def local_rows(mesh: Mesh) -> tuple[int, int]:
+    """Returns which part of the rows of a batch this process holds: its index and the number of
+    parts. Processes that hold the same rows have the same index."""
+    groups = mesh.devices.reshape(data_parallel_size(mesh), -1)
+    here = jax.process_index()
+    own = [i for i, group in enumerate(groups) if any(d.process_index == here for d in group)]
+    assert own == list(range(own[0], own[-1] + 1)), own
+    return own[0] // len(own), len(groups) // len(own)
+
+
+def describe(mesh: Mesh) -> str:
+    """Returns the number and the kind of the devices and the mesh, for a person."""
+    text = f"{mesh.size} {mesh.devices.flat[0].device_kind}"
+    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
+    return f"{text}, mesh {axes}" if axes else text
 
 
 def partition(names: tuple[str | None, ...]) -> PartitionSpec:
@@ -62,3 +139,14 @@ def shard_batch(batch: Any, mesh: Mesh) -> Any:
     """Returns a batch on the mesh, split by rows; `batch` holds the rows of this process."""
     sharding = NamedSharding(mesh, partition(("batch",)))
     return jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), batch)
+
+
+def take_local_rows(batch: Any, mesh: Mesh) -> Any:
+    """Returns the rows of a whole batch that this process holds, for `shard_batch`."""
+    index, count = local_rows(mesh)
+
+    def take(x: Any) -> Any:
+        height = x.shape[0] // count
+        return x[index * height : (index + 1) * height]
+
+    return jax.tree.map(take, batch)

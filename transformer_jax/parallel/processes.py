@@ -1,13 +1,76 @@
 """Coordinates the processes of a run. No other module asks JAX for the process index.
 
-The coordinator is process 0. A single process is its own coordinator.
+The coordinator is process 0. A single process is its own coordinator. All processes must call the
+functions of this module in the same order, in their main thread.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+import threading
+from typing import Any
+
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+from transformer_jax.errors import UserError
+
+JOIN_TIMEOUT = 300
+"""Seconds to wait for the other processes at the start."""
+
+HEARTBEAT_TIMEOUT = 30
+"""Seconds after which a process that sends no heartbeat is taken for dead, and the others end."""
+
+
+def join(coordinator: str, count: int | None, index: int | None) -> None:
+    """Joins the processes of a run, before any other use of JAX.
+
+    coordinator: HOST:PORT of process 0; "auto": address, count and index come from the environment
+    of Slurm, Open MPI, Kubernetes or a TPU pod. If the others do not come within `JOIN_TIMEOUT`,
+    the process ends with status 2. UserError: the environment names no coordinator.
+    """
+    _mute_gloo()
+
+    def give_up() -> None:
+        # JAX would abort with a stack trace, and cannot be interrupted by an exception.
+        others = "the other processes" if index == 0 else "the coordinator"
+        print(
+            f"transformer-jax: error: --coordinator={coordinator}: waited {JOIN_TIMEOUT} seconds "
+            f"there for {others}",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(2)
+
+    watch = threading.Timer(JOIN_TIMEOUT, give_up)
+    watch.daemon = True
+    watch.start()
+    try:
+        jax.distributed.initialize(
+            None if coordinator == "auto" else coordinator,
+            count,
+            index,
+            initialization_timeout=JOIN_TIMEOUT + 60,
+            heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
+        )
+    except ValueError as error:
+        raise UserError(
+            f"--coordinator={coordinator}: {str(error).rstrip('.')}; give --coordinator=HOST:PORT"
+        ) from error
+    finally:
+        watch.cancel()
+
+
+def _mute_gloo() -> None:
+    """Discards what C++ prints on standard output: Gloo tells there of its connections."""
+    sys.stdout.flush()
+    sys.stdout = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def this_process() -> tuple[int, int]:
@@ -20,11 +83,14 @@ def is_coordinator() -> bool:
     return jax.process_index() == 0
 
 
-def broadcast(value: bool | int) -> int:
-    """Returns the coordinator's value, a 32-bit integer, in every process."""
+def broadcast(value: Any) -> Any:
+    """Returns the coordinator's value, which JSON can hold, in every process."""
     if jax.process_count() == 1:
-        return int(value)
-    return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+        return value
+    data = np.frombuffer(json.dumps(value).encode(), np.uint8) if is_coordinator() else None
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(0 if data is None else len(data))))
+    data = np.zeros(size, np.uint8) if data is None else data
+    return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(data)).tobytes())
 
 
 def any_process(flag: bool) -> bool:

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from transformer_jax.config import Config, from_json, to_json
+from transformer_jax.config import DATA_PARALLEL, Config, from_json, to_json
 from transformer_jax.errors import UserError
 from transformer_jax.files import write_whole
 from transformer_jax.json_text import parse_json
@@ -142,15 +142,16 @@ def exists(folder: Path) -> bool:
 def load(folder: Path) -> Run:
     """Loads a run to use its model.
 
-    Its config is independent of the machine where the run was trained: the folder of cached corpora
-    (`data.cache`) is the default one, and a kernel stored as MODULE:FUNCTION is replaced by "auto",
-    since code is never named by a file.
+    Its config is independent of the machine where the run was trained: the mesh and the folder of
+    cached corpora (`data.cache`) are the default ones, and a kernel stored as MODULE:FUNCTION is
+    replaced by "auto", since code is never named by a file.
 
     UserError: the run is missing, damaged or of a newer format.
     """
     path, stored = _stored(folder)
     config = _config(path, stored)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=""))
+    data = dataclasses.replace(config.data, cache="")
+    config = dataclasses.replace(config, data=data, mesh=DATA_PARALLEL)
     if is_function_name(config.execution.kernel):
         execution = dataclasses.replace(config.execution, kernel="auto")
         config = dataclasses.replace(config, execution=execution)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
 from transformer_jax.data.loader import Shape
-from transformer_jax.parallel.compile import compile_step
+from transformer_jax.parallel.compile import REPLICATED, compile_step
 from transformer_jax.parallel.mesh import shard_batch
-from transformer_jax.training.setup import Setup, empty_batch, init_fn, update_fn
+from transformer_jax.parallel.parameters import partition_tree
+from transformer_jax.training.setup import Setup, empty_batch, update_fn
 
 
 class Program(NamedTuple):
@@ -22,8 +24,9 @@ class Program(NamedTuple):
 
 def programs(setup: Setup) -> Iterator[Program]:
     """Compiles and yields the training step of each batch shape."""
-    step = compile_step(update_fn(setup), setup.mesh, donate=True)
-    state = _abstract_state(setup)
+    state = setup.abstract_state
+    result = (partition_tree(state, setup.mesh), REPLICATED)
+    step = compile_step(update_fn(setup), setup.mesh, result=result, donate=True)
     for shape in setup.loader.full_shapes():
         batch = shard_batch(empty_batch(shape, setup.config.data.packing), setup.mesh)
         compiled = step.lower(state, batch, jax.random.key(0)).compile()
@@ -31,12 +34,8 @@ def programs(setup: Setup) -> Iterator[Program]:
 
 
 def state_bytes(setup: Setup) -> int:
-    """Returns the size of the training state, of which each device holds a copy."""
-    leaves = jax.tree.leaves(_abstract_state(setup))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-
-
-def _abstract_state(setup: Setup) -> Any:
-    """Returns the training state with shapes and types in place of arrays."""
-    batch = empty_batch(setup.loader.full_shapes()[0])  # rows that the devices share evenly
-    return jax.eval_shape(init_fn(setup), jax.random.key(0), batch)
+    """Returns the size of the training state on each device."""
+    leaves = jax.tree.leaves(setup.abstract_state)
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves
+    )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from transformer_jax.attention import Kernel
 from transformer_jax.config import Config
 from transformer_jax.data import loader as data
 from transformer_jax.data.buckets import Shape
@@ -22,7 +24,16 @@ from transformer_jax.models.base import Model
 from transformer_jax.models.checks import check_model, check_packing
 from transformer_jax.models.classifier import check_labels
 from transformer_jax.models.make import make_model
-from transformer_jax.parallel.mesh import constrain_to, data_parallel_size, make_mesh
+from transformer_jax.parallel.kernel import shard_kernel
+from transformer_jax.parallel.mesh import (
+    check_mesh,
+    constrain_to,
+    data_parallel_size,
+    local_rows,
+    make_mesh,
+    mesh_shape,
+)
+from transformer_jax.parallel.parameters import shardings
 from transformer_jax.parallel.processes import this_process
 from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import PAD
@@ -66,9 +77,20 @@ class Setup:
     optimizer: optax.GradientTransformation
     mesh: Mesh
 
+    @cached_property
+    def abstract_state(self) -> TrainState:
+        """The training state with shapes, types and shardings in place of arrays."""
+        batch = empty_batch(self.loader.full_shapes()[0])  # rows that the devices share evenly
+        state = jax.eval_shape(init_fn(self), jax.random.key(0), batch)
+        return jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            state,
+            shardings(state, self.mesh),
+        )
+
 
 def check_config(config: Config) -> None:
-    """Checks a config against the tables of kinds, scores, kernels and schedules.
+    """Checks a config against the tables of kinds, scores, kernels and schedules, and the devices.
 
     UserError: names that are unknown, or choices that do not go together.
     """
@@ -76,6 +98,8 @@ def check_config(config: Config) -> None:
     if config.data.packing:
         check_packing(config.model)
     find_schedule(config.optimizer)
+    check_mesh(config)
+    mesh_shape(config.mesh, jax.device_count())
 
 
 def prepare(config: Config, known: Run | None = None, corpora: Corpora | None = None) -> Setup:
@@ -110,7 +134,9 @@ def prepare(config: Config, known: Run | None = None, corpora: Corpora | None = 
         dev[corpus.name] = DevSet(ids, sources, references)
     for found in (examples, *(some.examples for some in dev.values())):
         check_labels(config.model, int(found.lengths[:, 1].max()))
-    mesh = make_mesh()
+    sizes = tokenizers.source.size, tokenizers.target.size
+    check_mesh(config, sizes)
+    mesh = make_mesh(config.mesh)
     loader = data.Loader(
         examples,
         options,
@@ -118,12 +144,13 @@ def prepare(config: Config, known: Run | None = None, corpora: Corpora | None = 
         sampling=config.tokenizer.sampling,
         decoder_start_id=config.model.decoder_start_id,
         devices=data_parallel_size(mesh) * config.optimizer.accumulate,
-        process=this_process(),
+        process=local_rows(mesh),
     )
-    sizes = tokenizers.source.size, tokenizers.target.size
-    # Arrays inside a pmap are those of one device.
-    constrain = constrain_to(mesh) if config.execution.executor == "jit" else unconstrained
-    model = make_model(config.model, *sizes, config.execution.kernel, constrain)
+    kernel: str | Kernel = config.execution.kernel
+    constrain = unconstrained
+    if config.execution.executor == "jit":  # arrays inside a pmap are those of one device
+        kernel, constrain = shard_kernel(kernel, mesh), constrain_to(mesh)
+    model = make_model(config.model, *sizes, kernel, constrain)
     return Setup(config, tokenizers, examples, dev, loader, model, optimizer, mesh)
 
 

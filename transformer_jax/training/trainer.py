@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,16 @@ from transformer_jax.data.buckets import Shape
 from transformer_jax.decoding import evaluation
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.parallel.compile import compile_function, compile_step
-from transformer_jax.parallel.mesh import data_parallel_size, shard_batch
-from transformer_jax.parallel.processes import any_process, broadcast
+from transformer_jax.parallel.compile import REPLICATED, compile_function, compile_step
+from transformer_jax.parallel.mesh import data_parallel_size, describe, shard_batch
+from transformer_jax.parallel.parameters import partition_tree
+from transformer_jax.parallel.processes import (
+    any_process,
+    broadcast,
+    is_coordinator,
+    this_process,
+    wait_for_all,
+)
 from transformer_jax.runs import run
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.run import Run
@@ -32,11 +38,19 @@ from transformer_jax.training.resume import (
     existing_run,
     provenance,
     require_same_data,
+    require_same_everywhere,
     restored,
     with_params_of,
 )
 from transformer_jax.training.schedules import learning_rate
-from transformer_jax.training.setup import Setup, empty_batch, init_fn, prepare, update_fn
+from transformer_jax.training.setup import (
+    Setup,
+    check_config,
+    empty_batch,
+    init_fn,
+    prepare,
+    update_fn,
+)
 from transformer_jax.training.signals import StopRequest, stop_signals
 from transformer_jax.training.step import Metrics, TrainState
 from transformer_jax.training.validation import dev_loss_fn
@@ -67,6 +81,7 @@ def train(
     """
     if profile < 0:
         raise UserError(f"--profile={profile}: must be at least 0")
+    check_config(config)
     folder = Path(folder)
     old = existing_run(config, folder, new)
     source = run.load(Path(init_from)) if init_from is not None and old is None else None
@@ -74,27 +89,36 @@ def train(
     found = provenance(corpora)
     if old is not None:
         require_same_data(old, found)
+    require_same_everywhere(config, found["data_digests"])
     setup = prepare(config, old or source, corpora)
     init_key, key = jax.random.split(jax.random.key(config.train.seed))
     state, progress = _initial_state(setup, init_key), Progress()
     if source is not None:
         state = with_params_of(source, state, setup)
-    if old is None:
-        made = run.create(folder, config, setup.tokenizers, found)
-    else:
+    if old is not None:
         state, progress = restored(old, state, progress, setup)
-        made = run.update(old, config)
-    metrics = MetricsFile(folder / "metrics.jsonl")
-    metrics.cut(int(state.step))
+    made = Run(folder, config, setup.tokenizers, found if old is None else old.provenance)
+    if is_coordinator():
+        if old is None:
+            run.create(folder, config, setup.tokenizers, found)
+        else:
+            run.update(old, config)
+        metrics = MetricsFile(folder / "metrics.jsonl")
+        metrics.cut(int(state.step))
+        reporters = [metrics, *reporters]
+    else:
+        reporters = ()
+    wait_for_all("run")
     with Checkpoints(made.checkpoints, config.train.keep) as checkpoints, stop_signals() as stop:
-        trainer = Trainer(setup, made, checkpoints, [metrics, *reporters], stop)
+        trainer = Trainer(setup, made, checkpoints, reporters, stop)
         trainer.run(state, progress, key, profile)
     return made
 
 
 def _initial_state(setup: Setup, key: Key) -> TrainState:
     rows = data_parallel_size(setup.mesh)
-    init = compile_function(init_fn(setup), setup.mesh)
+    specs = partition_tree(setup.abstract_state, setup.mesh)
+    init = compile_function(init_fn(setup), setup.mesh, result=specs)
     return init(key, empty_batch(Shape(rows, 2, 2)))
 
 
@@ -112,7 +136,10 @@ class Trainer:
         self.setup, self.config, self.folder = setup, setup.config, made.folder
         self.checkpoints, self.reporters, self.stop = checkpoints, reporters, stop
         executor = setup.config.execution.executor
-        self.update = compile_step(update_fn(setup), setup.mesh, executor, donate=True)
+        specs = partition_tree(setup.abstract_state, setup.mesh)
+        self.update = compile_step(
+            update_fn(setup), setup.mesh, executor, result=(specs, REPLICATED), donate=True
+        )
         self.dev_loss = dev_loss_fn(setup.model, setup.config, setup.mesh, executor)
         greedy = dataclasses.replace(setup.config, decode=DecodeConfig(beam=1))
         self.translator = Translator(greedy, setup.tokenizers, {}, setup.mesh)
@@ -168,7 +195,7 @@ class Trainer:
             f"batches: {setup.loader.batches_per_epoch} an epoch, "
             f"{setup.loader.non_padding_fraction:.1%} of slots filled, "
             f"{len(sizes)} shapes (rows x source x target): {', '.join(sizes)}",
-            f"devices: {setup.mesh.size} {jax.devices()[0].device_kind}",
+            f"devices: {describe(setup.mesh)}",
         ]
         texts += [
             f"{name}: {dev.examples.report}"
@@ -183,7 +210,8 @@ class Trainer:
     def _end(self, step: int, progress: Progress) -> str | None:
         """Returns the reason to end training, the same in all processes; None: train on."""
         config = self.config.train
-        if any_process(bool(self.stop)):
+        asks = self._asks_others(step)
+        if asks and self._stops():
             signal = self.stop.signal or "a signal to another process"
             return f"stopped by {signal}; the same command continues from here"
         if config.patience and progress.evaluations_since_best >= config.patience:
@@ -192,9 +220,19 @@ class Trainer:
             return f"reached train.steps={config.steps}"
         if config.epochs and self.setup.loader.epoch(progress.position) >= config.epochs:
             return f"reached train.epochs={config.epochs}"
-        if config.minutes and broadcast(progress.seconds >= 60 * config.minutes):
+        if asks and config.minutes and broadcast(progress.seconds >= 60 * config.minutes):
             return f"reached train.minutes={config.minutes:g}"
         return None
+
+    def _asks_others(self, step: int) -> bool:
+        """Returns whether this is a step at which processes agree on a stop: each one if there is
+        one process, else those that are logged or evaluated, since devices wait meanwhile."""
+        config, (_, count) = self.config.train, this_process()
+        return count == 1 or not (step % config.log_every and step % config.evaluate_every)
+
+    def _stops(self) -> bool:
+        """Returns whether a stop is requested in any process."""
+        return any_process(bool(self.stop))
 
     def _share(self, step: int, progress: Progress) -> float:
         """Returns the fraction of training that is done, by the limit that comes first."""
@@ -219,11 +257,11 @@ class Trainer:
 
         Returns whether the score on the first one is the best so far.
         """
-        if not self.setup.dev or self.stop or progress.evaluated == step:
+        if not self.setup.dev or progress.evaluated == step or self._stops():
             return False
         with meter.paused():
             scores, samples = self._scores(state)
-        if self.stop:
+        if self._stops():
             return False
         first = next(iter(scores.values()))
         score = first["bleu"] if self.config.train.best == "bleu" else -first["loss"]
@@ -243,16 +281,19 @@ class Trainer:
         samples: list[Any] = []
         for name, dev in self.setup.dev.items():
             losses = self.dev_loss(state.eval_params, dev.examples, self._continues)
-            translations = translator.stream(dev.sources, window=SENTENCES_PER_POLL)
-            outputs = [each.text for each in takewhile(self._continues, translations)]
-            if self.stop:
+            outputs: list[str] = []
+            for start in range(0, len(dev.sources), SENTENCES_PER_POLL):
+                if self._stops():
+                    break
+                outputs += translator(dev.sources[start : start + SENTENCES_PER_POLL])
+            if self._stops():
                 break
             scores[name] = losses | {"bleu": evaluation.score(outputs, dev.references)["bleu"]}
             samples += list(zip(dev.sources, outputs, dev.references, strict=True))[:SAMPLES]
         return scores, samples
 
     def _continues(self, _: Any) -> bool:
-        return not self.stop
+        return not self._stops()
 
     def _report(self, kind: str, step: int, **values: Any) -> None:
         for reporter in self.reporters:

@@ -18,8 +18,7 @@ from transformer_jax.decoding.evaluation import score
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.models.base import Model
 from transformer_jax.parallel.compile import compile_step
-from transformer_jax.parallel.mesh import data_parallel_size, shard_batch
-from transformer_jax.parallel.processes import this_process
+from transformer_jax.parallel.mesh import data_parallel_size, local_rows, shard_batch
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.training.setup import loss_fn
 from transformer_jax.training.step import eval_step
@@ -43,7 +42,7 @@ def dev_loss_fn(
             config.data,
             decoder_start_id=config.model.decoder_start_id,
             devices=data_parallel_size(mesh),
-            process=this_process(),
+            process=local_rows(mesh),
         )
         return corpus_loss(
             losses(params, shard_batch(batch, mesh)) for batch in takewhile(go_on, batches)

@@ -1,0 +1,183 @@
+"""Two processes with two devices each, over local sockets."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from common import error_line
+
+from transformer_jax.cli.launch import _without_processes
+from transformer_jax.config import Config, to_json
+from transformer_jax.parallel import processes
+from transformer_jax.runs import checkpoint, run
+from transformer_jax.runs.run import Run
+from transformer_jax.training.reporters import read_metrics
+
+ENVIRONMENT = os.environ | {
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=2"),
+}
+
+
+def config_file(config: Config, path: Path) -> Path:
+    """Writes a config file, which the other processes load."""
+    path.write_text(
+        "import json\nfrom transformer_jax.config import from_json\n"
+        f"get_config = lambda: from_json(json.loads({json.dumps(to_json(config))!r}))\n",
+        "utf-8",
+    )
+    return path
+
+
+COMMAND = "from transformer_jax.cli.main import main; main()"
+
+
+def start(
+    config: Path, folder: Path, *options: str, program: str = COMMAND
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", program, "train"]
+    return subprocess.Popen(
+        [*command, f"--config={config}", f"--run={folder}", *options],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(process: subprocess.Popen[str], status: int) -> str:
+    """Waits for the end of a process and returns what it has printed on standard error."""
+    out, error = process.communicate(timeout=200)
+    assert process.returncode == status, error
+    assert out == ""
+    return error
+
+
+def losses(made: Run) -> list[float]:
+    records = read_metrics(made.folder / "metrics.jsonl")
+    return [record["loss"] for record in records if record["kind"] == "train"]
+
+
+def test_two_processes_train_as_one_and_stop_together(
+    tiny_config: Config, finished: Run, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    endless = replace(tiny_config, train=replace(tiny_config.train, steps=2000))
+    config = config_file(endless, tmp_path / "config.py")
+    training = start(config, folder, "--processes=2")
+    while not (folder / "checkpoints/00000012").exists() and training.poll() is None:
+        time.sleep(0.2)
+    training.send_signal(signal.SIGTERM)
+    error = end(training, 0)
+    assert error.count("stopped by SIGTERM") == 1  # only the coordinator reports
+    made = run.load(folder)
+    last = checkpoint.steps(made.checkpoints)[-1]
+    assert f"step {last}: stopped" in error
+    np.testing.assert_allclose(losses(made)[:6], losses(finished), rtol=1e-5)
+    translations = [
+        [r["samples"] for r in read_metrics(each.folder / "metrics.jsonl") if "samples" in r][:2]
+        for each in (made, finished)
+    ]
+    assert translations[0] == translations[1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_process_with_another_config_is_refused_by_name(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    config = config_file(tiny_config, tmp_path / "config.py")
+    join = f"--coordinator=127.0.0.1:{free_port()}"
+    one = start(config, tmp_path / "run", join, "--process=0/2")
+    other = start(config, tmp_path / "run", join, "--process=1/2", "--config.optimizer.warmup=7")
+    error = "transformer-jax: error: process 1 has another config or data than process 0 "
+    assert end(other, 2) == error + "(optimizer.warmup: 5 -> 7)\n"
+    assert end(one, 2) == "transformer-jax: error: a process has another config or data\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_that_do_not_come_are_told(tiny_config: Config, tmp_path: Path) -> None:
+    config = config_file(tiny_config, tmp_path / "config.py")
+    address = f"127.0.0.1:{free_port()}"
+    impatient = "from transformer_jax.parallel import processes; processes.JOIN_TIMEOUT = 3; "
+    options = [f"--coordinator={address}", "--process=1/2"]
+    error = end(start(config, tmp_path / "run", *options, program=impatient + COMMAND), 2)
+    assert error == (
+        f"transformer-jax: error: --coordinator={address}: waited 3 seconds there for the "
+        "coordinator\n"
+    )
+    error = end(start(config, tmp_path / "run", "--coordinator=auto"), 2)
+    assert error.startswith(
+        "transformer-jax: error: --coordinator=auto: coordinator_address should"
+    )
+    assert error.endswith("; give --coordinator=HOST:PORT\n")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.long
+def test_the_death_of_a_process_ends_all_and_the_run_goes_on(
+    tiny_config: Config, finished: Run, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    endless = replace(tiny_config, train=replace(tiny_config.train, steps=2000))
+    training = start(config_file(endless, tmp_path / "a.py"), folder, "--processes=2")
+    while not (folder / "checkpoints/00000004").exists() and training.poll() is None:
+        time.sleep(0.1)
+    children = Path(f"/proc/{training.pid}/task/{training.pid}/children").read_text().split()
+    os.kill(int(children[1]), signal.SIGKILL)
+    began = time.monotonic()
+    error = end(training, 1)
+    assert time.monotonic() < began + 60
+    assert error.splitlines()[-1] == (
+        "transformer-jax: error: process 1 of 2 was ended by SIGKILL; the same command continues "
+        "the run"
+    )
+    end(start(config_file(tiny_config, tmp_path / "b.py"), folder, "--processes=2"), 0)
+    np.testing.assert_allclose(losses(run.load(folder)), losses(finished), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--processes=0"], "--processes=0: must be at least 1"),
+        (["--processes=2", "--coordinator=a:1"], "--processes: starts its own coordinator; leave"),
+        (["--coordinator=a"], "--coordinator=a: must be HOST:PORT or auto"),
+        (["--coordinator=a:1"], "--coordinator=a:1: needs --process=I/N, too"),
+        (["--process=0/2"], "--process=0/2: needs --coordinator=HOST:PORT"),
+        (["--coordinator=a:1", "--process=2/2"], "--process=2/2: must be I/N with I from 0 to"),
+        (["--coordinator=a:1", "--process=1"], "--process=1: must be I/N with I from 0 to N - 1"),
+    ],
+)
+def test_options_of_processes_are_checked(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    training = ["train", "--config=configs/quickstart.py", f"--run={folder}", *options]
+    assert message in error_line(training, capsys)
+    assert not folder.exists()
+
+
+def test_children_are_given_the_other_arguments() -> None:
+    arguments = ["train", "--processes", "2", "--run=r", "--new", "--processes=3"]
+    assert _without_processes(arguments) == ["train", "--run=r", "--new"]
+
+
+def test_one_process_is_its_own_coordinator() -> None:
+    assert processes.this_process() == (0, 1)
+    assert processes.is_coordinator()
+    assert processes.broadcast(7) == 7
+    assert processes.any_process(True)
+    assert not processes.any_process(False)
+    processes.wait_for_all("test")

@@ -1,0 +1,71 @@
+"""A run is the same run on any mesh. Eight devices made of the CPU."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from transformer_jax.config import Config, MeshConfig
+from transformer_jax.decoding.translator import Translator
+from transformer_jax.parallel import parameters
+from transformer_jax.parallel.mesh import make_mesh
+from transformer_jax.runs.run import Run
+from transformer_jax.training.reporters import read_metrics
+from transformer_jax.training.setup import prepare
+from transformer_jax.training.trainer import train
+
+ALL = MeshConfig(data=2, fsdp=2, tensor=2)
+
+
+@pytest.fixture(autouse=True)
+def small_arrays_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameters, "MIN_SHARDED_SIZE", 64)
+
+
+def test_a_run_goes_on_with_other_meshes(
+    tiny_config: Config, finished: Run, tmp_path: Path
+) -> None:
+    """Dropout and subword sampling are on; each half of the run has a mesh of its own."""
+
+    def piece(steps: int, mesh: MeshConfig) -> Run:
+        options = replace(tiny_config.train, steps=steps)
+        data = replace(tiny_config.data, dev=())
+        config = replace(tiny_config, mesh=mesh, data=data, train=options)
+        return train(config, tmp_path / "r")
+
+    piece(6, MeshConfig(fsdp=8))
+    made = piece(12, ALL)
+    losses = [
+        [r["loss"] for r in read_metrics(run.folder / "metrics.jsonl") if r["kind"] == "train"]
+        for run in (made, finished)
+    ]
+    assert len(losses[0]) == 6
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_translations_do_not_depend_on_the_mesh(finished: Run) -> None:
+    params, sizes = finished.params(), (finished.config, finished.tokenizers)
+    lines = ["red green", "old", "", "new blue small red red", "old new"]
+    wanted = Translator(*sizes, params, make_mesh(devices=jax.devices()[:1]))
+    split = Translator(*sizes, params, make_mesh(ALL))
+    assert any(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(split.params))
+    for one, other in zip(wanted.stream(lines), split.stream(lines), strict=True):
+        assert one.text == other.text
+        scores = [[h.score for h in each.hypotheses] for each in (one, other)]
+        np.testing.assert_allclose(*scores, rtol=1e-5)
+
+
+def test_the_initial_state_is_split_as_it_is_planned(tiny_config: Config) -> None:
+    setup = prepare(replace(tiny_config, mesh=ALL))
+    state: Any = setup.abstract_state
+    shards = [
+        leaf.sharding.shard_shape(leaf.shape)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        if "encoder/layers_0/ffn/in/kernel"
+        in jax.tree_util.keystr(path, simple=True, separator="/")
+    ]
+    assert shards == [(8, 16)] * 4  # the parameters, Adam's two moments and the average
+    assert state.step.sharding.is_fully_replicated

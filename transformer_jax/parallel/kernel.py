@@ -1,0 +1,62 @@
+"""Runs attention kernels on each device's own rows and heads."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array
+
+from transformer_jax.attention.kernel_entry import FEATURES, KernelEntry
+from transformer_jax.attention.kernels import Kernel, attend, find_kernel
+from transformer_jax.attention.masks import AnyMask
+from transformer_jax.parallel.mesh import MESH_AXES, data_parallel_size
+
+
+def shard_kernel(kernel: str | Kernel, mesh: Mesh) -> str | Kernel:
+    """Returns the kernel, mapped over the rows and the heads that the mesh splits (`shard_map`).
+
+    Without this, XLA may gather the inputs of a kernel that it cannot split on every device. With
+    dropout, XLA splits the kernel, since the mask depends on the index of an element among all.
+    """
+    if mesh.size == 1:
+        return kernel
+    features = frozenset(FEATURES) - {"weights"}
+    entry = KernelEntry("auto", attend, features) if kernel == "auto" else find_kernel(kernel)
+    function = partial(_sharded, mesh, kernel, "weights" in entry.features)
+    return KernelEntry(entry.name, function, entry.features, entry.dtypes, entry.platforms)
+
+
+def _sharded(
+    mesh: Mesh,
+    kernel: str | Kernel,
+    has_weights: bool,
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: AnyMask,
+    bias: Array | None = None,
+    dropout: Any = None,
+) -> tuple[Array, Array | None]:
+    def local(query: Array, key: Array, value: Array, mask: AnyMask, bias: Array | None) -> Any:
+        found = attend(query, key, value, mask, bias=bias, kernel=kernel, dropout=dropout)
+        return found if has_weights else found[:1]
+
+    arguments = (query, key, value, mask, bias)
+    if dropout is None:
+        specs = jax.tree.map(partial(_spec, mesh, query.shape[0]), arguments)
+        result = (specs[0],) * (2 if has_weights else 1)
+        local = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=result, check_vma=False)
+    output, *weights = local(*arguments)
+    return output, weights[0] if weights else None
+
+
+def _spec(mesh: Mesh, rows: int, x: Array) -> PartitionSpec:
+    """Returns how an array is split whose first dimension is `rows` or 1 and, of four, whose second
+    is the heads or 1."""
+    even = x.shape[0] == rows and rows % data_parallel_size(mesh) == 0
+    batch = MESH_AXES["batch"] if even else None
+    heads = MESH_AXES["heads"] if x.ndim == 4 and x.shape[1] > 1 else None
+    return PartitionSpec(batch, heads) if x.ndim == 4 else PartitionSpec(batch)
