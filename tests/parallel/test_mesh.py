@@ -37,7 +37,7 @@ from transformer_jax.parallel.parameters import (
 )
 from transformer_jax.training.optimizer import make_optimizer
 from transformer_jax.training.step import init_state
-from transformer_jax.types import Batch
+from transformer_jax.types import Batch, unconstrained
 
 
 def test_the_size_of_data_parallelism_is_that_of_its_axis() -> None:
@@ -154,6 +154,11 @@ def test_kernels_run_on_the_rows_and_heads_of_each_device(kernel: str) -> None:
         np.testing.assert_allclose(output, wanted, rtol=0, atol=2e-6)
         assert output.sharding.shard_shape(output.shape) == (2, 2, 160, 8)
         assert (weights is not None) == (kernel == "reference")
+
+
+def test_one_device_compiles_the_model_without_constraints() -> None:
+    """A constraint without effect changed the last bits of gradients on some processors."""
+    assert constrain_to(make_mesh(devices=jax.devices()[:1])) is unconstrained
 
 
 def test_activations_are_split_by_the_names_of_their_dimensions() -> None:

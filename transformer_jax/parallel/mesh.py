@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from transformer_jax.config import DATA_PARALLEL, Config, MeshConfig
 from transformer_jax.errors import UserError
-from transformer_jax.types import Constrain
+from transformer_jax.types import Constrain, unconstrained
 
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
 AXES = (DATA, FSDP, TENSOR)
@@ -122,7 +122,13 @@ def partition(names: tuple[str | None, ...]) -> PartitionSpec:
 
 
 def constrain_to(mesh: Mesh) -> Constrain:
-    """Returns the `Constrain` that shards activations over `mesh` by the table `MESH_AXES`."""
+    """Returns the `Constrain` that shards activations over `mesh` by the table `MESH_AXES`.
+
+    On one device it does nothing: a constraint, even without effect, keeps XLA from fusing what is
+    before it with what is after it.
+    """
+    if mesh.size == 1:
+        return unconstrained
 
     def constrain(x: Array, names: tuple[str | None, ...]) -> Array:
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, partition(names)))
