@@ -184,3 +184,28 @@ def test_a_run_translates_on_another_mesh(
     }.items():
         command = ["translate", f"--run={finished.folder}", "--mesh", mesh]
         assert message in error_line(command, capsys)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "--config=configs/quickstart.py", "--run=gs://bucket/run"],
+        ["translate", "--run=gs://bucket/run"],
+        ["average", "--run=RUN", "--out=gs://bucket/run"],
+    ],
+)
+def test_object_storage_is_refused_by_name(
+    command: list[str],
+    finished: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = str(Path("configs/quickstart.py").resolve())
+    places = {"RUN": str(finished.folder.resolve()), "configs/quickstart.py": config}
+    for name, place in places.items():
+        command = [argument.replace(name, place) for argument in command]
+    monkeypatch.chdir(tmp_path)
+    message = "run gs:/bucket/run: gs:// is not supported; name a folder of a mounted disk"
+    assert message in error_line(command, capsys)
+    assert not list(tmp_path.iterdir())

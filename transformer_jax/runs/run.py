@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,7 @@ def create(
 
     `save` is called with the future folder of checkpoints and may write some there.
     """
+    _require_local(folder)
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"run {folder}: is not empty; name a new folder")
     final = folder.resolve()
@@ -129,7 +131,8 @@ def average(source: Run, steps: Sequence[int], folder: Path) -> Run:
 
 
 def exists(folder: Path) -> bool:
-    """Returns whether `folder` holds a run. UserError: it holds something else."""
+    """Returns whether `folder` holds a run. UserError: it holds something else, or is a URL."""
+    _require_local(folder)
     if (folder / "config.json").is_file():
         return True
     if folder.is_file():
@@ -169,8 +172,16 @@ def load_config(folder: Path) -> Config:
     return _config(*_stored(folder))
 
 
+def _require_local(folder: Path) -> None:
+    if found := re.match(r"(\w[\w+.-]*):/", str(folder)):  # Path has made one slash of two
+        raise UserError(
+            f"run {folder}: {found[1]}:// is not supported; name a folder of a mounted disk"
+        )
+
+
 def _stored(folder: Path) -> tuple[Path, dict[str, Any]]:
     """Returns the path and the contents of the run's config.json."""
+    _require_local(folder)
     if not folder.is_dir():
         raise UserError(f"run {folder}: no such folder")
     if not exists(folder):

@@ -40,8 +40,6 @@ class Terminal:
         self._task = self._progress.add_task("", total=1.0)
 
     def __enter__(self) -> Terminal:
-        if self._live:
-            self._progress.start()
         return self
 
     def __exit__(
@@ -54,6 +52,8 @@ class Terminal:
             self._progress.stop()
 
     def __call__(self, record: Record) -> None:
+        if self._live:
+            self._progress.start()  # once; a process that reports nothing shows nothing
         if record["kind"] == "train" and self._live:
             where, values = _train_parts(record)
             left = f"{where}  {_time_left(record['seconds_left'])}\n{values}"  # fits 80 columns
