@@ -99,7 +99,7 @@ def test_a_run_stopped_and_resumed_is_bit_identical(
 def test_so_is_one_of_packed_rows_in_pieces(tiny_config: Config, tmp_path: Path) -> None:
     config = replace(
         tiny_config,
-        data=replace(tiny_config.data, packing=True, packed_length=32),
+        data=replace(tiny_config.data, packing=True, packed_length=32, dev=()),
         optimizer=replace(tiny_config.optimizer, accumulate=2),
     )
     assert_resumes(config, train(config, tmp_path / "whole"), tmp_path / "r")
