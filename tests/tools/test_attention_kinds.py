@@ -76,7 +76,7 @@ def test_a_run_that_was_stopped_is_not_measured(
     run = runs["hard"]
     monkeypatch.setattr(loop, "train", lambda *_, **__: run)
     longer = replace(run.config, train=replace(run.config.train, steps=5))
-    with pytest.raises(SystemExit, match="is not finished; the same command goes on"):
+    with pytest.raises(SystemExit, match="is not finished; repeat the command to continue"):
         attention_kinds.train(longer, run.folder)
 
 
