@@ -16,9 +16,11 @@ from common import error_line
 
 from transformer_jax.cli.launch import _without_processes
 from transformer_jax.config import Config, to_json
+from transformer_jax.errors import UserError
 from transformer_jax.parallel import processes
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.run import Run
+from transformer_jax.training import setup
 from transformer_jax.training.reporters import read_metrics
 
 ENVIRONMENT = os.environ | {
@@ -153,6 +155,7 @@ def test_the_death_of_a_process_ends_all_and_the_run_goes_on(
     [
         (["--processes=0"], "--processes=0: must be at least 1"),
         (["--processes=2", "--coordinator=a:1"], "--processes: starts its own coordinator; leave"),
+        (["--processes=2", "--process=0/2"], "--processes: starts its own coordinator; leave out"),
         (["--coordinator=a"], "--coordinator=a: must be HOST:PORT or auto"),
         (["--coordinator=a:1"], "--coordinator=a:1: needs --process=I/N, too"),
         (["--process=0/2"], "--process=0/2: needs --coordinator=HOST:PORT"),
@@ -167,6 +170,14 @@ def test_options_of_processes_are_checked(
     training = ["train", "--config=configs/quickstart.py", f"--run={folder}", *options]
     assert message in error_line(training, capsys)
     assert not folder.exists()
+
+
+def test_pmap_runs_in_one_process(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "this_process", lambda: (0, 2))
+    pmap = replace(tiny_config, execution=replace(tiny_config.execution, executor="pmap"))
+    with pytest.raises(UserError, match=r"executor='pmap': runs in one process; use exec"):
+        setup.check_config(pmap)
+    setup.check_config(tiny_config)
 
 
 def test_children_are_given_the_other_arguments() -> None:

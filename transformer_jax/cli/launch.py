@@ -26,8 +26,10 @@ def launch(arguments: Sequence[str], options: ProcessOptions) -> None:
     count = options.processes or 0
     if count < 1:
         raise UserError(f"--processes={count}: must be at least 1")
-    if options.coordinator is not None:
-        raise UserError("--processes: starts its own coordinator; leave out --coordinator")
+    if options.coordinator is not None or options.process is not None:
+        raise UserError(
+            "--processes: starts its own coordinator; leave out --coordinator and --process"
+        )
     command = [sys.executable, "-m", "transformer_jax.cli.main", *_without_processes(arguments)]
     command.append(f"--coordinator=127.0.0.1:{_free_port()}")
     processes = [

@@ -14,7 +14,6 @@ from itertools import takewhile
 from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.cli.arguments import Fields, one_line, parse, rename_options, split_config
 from transformer_jax.cli.commands import COMMANDS, ProcessOptions
-from transformer_jax.cli.launch import launch
 from transformer_jax.config import Config, did_you_mean
 from transformer_jax.errors import UserError
 from transformer_jax.printable import printable
@@ -63,7 +62,7 @@ def _dispatch(arguments: Sequence[str]) -> None:
     # Imported only now, so that --help does not wait for JAX.
     command = import_module(f"transformer_jax.cli.{name.replace(' ', '_')}")
     if isinstance(options, ProcessOptions) and options.processes is not None:
-        launch(arguments, options)
+        import_module("transformer_jax.cli.launch").launch(arguments, options)
     elif kind.takes_config:
         command.run(options, config)
     elif config.path or config.overrides:

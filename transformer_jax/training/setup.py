@@ -20,6 +20,7 @@ from transformer_jax.config import Config
 from transformer_jax.data import loader as data
 from transformer_jax.data.buckets import Shape
 from transformer_jax.data.dataset import Examples, tokenize
+from transformer_jax.errors import UserError
 from transformer_jax.models.base import Model
 from transformer_jax.models.checks import check_model, check_packing
 from transformer_jax.models.classifier import check_labels
@@ -99,6 +100,10 @@ def check_config(config: Config) -> None:
         check_packing(config.model)
     find_schedule(config.optimizer)
     check_mesh(config)
+    if config.execution.executor == "pmap" and this_process()[1] > 1:
+        raise UserError(
+            "execution.executor='pmap': runs in one process; use execution.executor=jit"
+        )
     mesh_shape(config.mesh, jax.device_count())
 
 
