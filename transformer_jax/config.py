@@ -452,6 +452,9 @@ class ExecutionConfig(_Section):
     kernel: str = field(default="auto", metadata=_NOT_COMPARED)
     """Kernel that computes soft and local-m attention with product scores in training: auto,
     reference, blockwise, xla, cudnn, pallas, or your own function, MODULE:FUNCTION."""
+    remat: Literal["none", "layers", "products"] = field(default="none", metadata=_NOT_COMPARED)
+    """What the backward pass computes again to save memory: nothing, all activations inside each
+    layer (layers), or all but the results of matrix products (products)."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from common import (
     LENGTHS,
@@ -18,6 +19,7 @@ from common import (
     flat,
     forward,
     gradient,
+    loss_of,
     make_batch,
     pack,
     shift_right,
@@ -362,3 +364,24 @@ def test_encode_and_step_export_with_symbolic_sizes() -> None:
     wanted = jax.jit(step)(first, jax.jit(start)(source), jnp.asarray(0))[0]
     logits, _ = stepped.call(first, state, jnp.asarray(0))
     np.testing.assert_allclose(logits, wanted, atol=1e-6)
+
+
+def test_rematerialization_keeps_loss_and_gradients() -> None:
+    """It computes activations again: with dropout, those of the same masks."""
+    rates = {"dropout": 0.3, "attention_dropout": 0.3, "ffn_dropout": 0.3}
+    model, params = build(tiny(**rates))
+    arguments = (params, make_batch(LENGTHS), jax.random.key(1), {})
+
+    def run(remat: str) -> tuple[int, Any, Any]:
+        grad = jax.value_and_grad(loss_of(model.clone(remat=remat)), has_aux=True)
+        products = str(jax.make_jaxpr(grad)(*arguments)).count("dot_general")
+        (loss, _), tree = jax.jit(grad)(*arguments)
+        return products, loss, tree
+
+    count, loss, wanted = run("none")
+    for remat, more in {"products": False, "layers": True}.items():
+        found, other, tree = run(remat)
+        np.testing.assert_allclose(other, loss, rtol=1e-6)
+        error = optax.tree.norm(optax.tree.sub(tree, wanted))
+        assert error <= 1e-6 * optax.tree.norm(wanted)
+        assert (found > count) == more

@@ -26,6 +26,7 @@ class Model(nn.Module):
     target_vocabulary: int
     kernel: str | Kernel = "auto"
     constrain: Constrain = unconstrained
+    remat: str = "none"
 
     def encode(
         self,

@@ -29,7 +29,7 @@ class Classifier(Model):
     def setup(self) -> None:
         config = self.config
         self.source_embedding = Embedding(config, self.source_vocabulary, self.constrain)
-        self.encoder = Encoder(config, self.kernel, self.constrain)
+        self.encoder = Encoder(config, self.kernel, self.constrain, self.remat)
         self.cross_attention = MultiHeadAttention(
             config, "cross_attention", 0, self.kernel, self.constrain
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 from operator import or_
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
@@ -27,6 +27,8 @@ from transformer_jax.types import Auxiliary, Constrain, Key, Size, no_auxiliary,
 
 HIDDEN = ("batch", "length", None)
 """Logical names of the dimensions of hidden states."""
+
+LayerType = TypeVar("LayerType", bound=nn.Module)
 
 Keys = list[Key] | list[None]
 """One rng for each use; None: evaluation."""
@@ -161,6 +163,7 @@ class _Stack(nn.Module):
     config: ModelConfig
     kernel: str | Kernel = "auto"
     constrain: Constrain = unconstrained
+    remat: str = "none"
 
     def _set_up(self, *, both_sides: bool) -> None:
         if self.config.norm == "pre":
@@ -188,7 +191,8 @@ class Encoder(_Stack):
     def setup(self) -> None:
         arguments = (self.kernel, self.constrain)
         layers = range(self.config.depths[0])
-        self.layers = [EncoderLayer(self.config, i, *arguments) for i in layers]
+        layer = rematerialized(EncoderLayer, self.remat)
+        self.layers = [layer(self.config, i, *arguments) for i in layers]
         self._set_up(both_sides=True)
 
     def __call__(
@@ -210,7 +214,8 @@ class Decoder(_Stack):
     def setup(self) -> None:
         arguments = (self.kernel, self.constrain)
         layers = range(self.config.depths[1])
-        self.layers = [DecoderLayer(self.config, i, *arguments) for i in layers]
+        layer = rematerialized(DecoderLayer, self.remat)
+        self.layers = [layer(self.config, i, *arguments) for i in layers]
         self._set_up(both_sides=False)
 
     def project(self, memory: Float[Array, "B S D"]) -> list[KVCache]:
@@ -246,6 +251,13 @@ class Decoder(_Stack):
             own_memories.append(own_memory)
             auxiliaries.append(auxiliary.within(str(i)))
         return self._normalized(x), own_memories, _merged(auxiliaries)
+
+
+def rematerialized(layer: type[LayerType], remat: str) -> type[LayerType]:
+    """Returns the class of layers, of whose activations the backward pass keeps the inputs only
+    (remat="layers"), the results of matrix products besides (products), or all (none)."""
+    policies = {"layers": None, "products": jax.checkpoint_policies.dots_saveable}
+    return layer if remat == "none" else nn.remat(layer, policy=policies[remat])
 
 
 def layer_norm(config: ModelConfig) -> nn.LayerNorm:

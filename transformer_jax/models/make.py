@@ -21,14 +21,17 @@ def make_model(
     target_vocabulary: int,
     kernel: str | Kernel = "auto",
     constrain: Constrain = unconstrained,
+    remat: str = "none",
 ) -> Model:
     """Returns the model that `config` describes: a `Classifier` if it has labels.
+
+    remat: as in `ExecutionConfig`.
 
     UserError: a kind, score or kernel is unknown, or does not support what the config needs.
     """
     check_model(config, kernel)
     model = Transformer if config.labels is None else Classifier
-    return model(config, source_vocabulary, target_vocabulary, kernel, constrain)
+    return model(config, source_vocabulary, target_vocabulary, kernel, constrain, remat)
 
 
 def abstract_params(model: Model) -> Params:

@@ -35,8 +35,8 @@ class Transformer(Model):
             self.source_embedding = self.target_embedding
         else:
             self.source_embedding = Embedding(config, self.source_vocabulary, self.constrain)
-        self.encoder = Encoder(config, self.kernel, self.constrain)
-        self.decoder = Decoder(config, self.kernel, self.constrain)
+        self.encoder = Encoder(config, self.kernel, self.constrain, self.remat)
+        self.decoder = Decoder(config, self.kernel, self.constrain, self.remat)
         if config.decoder_start_id >= self.target_vocabulary:
             raise UserError(
                 f"model.decoder_start_id={config.decoder_start_id}: must be below the target's "

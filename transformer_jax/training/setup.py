@@ -155,7 +155,7 @@ def prepare(config: Config, known: Run | None = None, corpora: Corpora | None = 
     constrain = unconstrained
     if config.execution.executor == "jit":  # arrays inside a pmap are those of one device
         kernel, constrain = shard_kernel(kernel, mesh), constrain_to(mesh)
-    model = make_model(config.model, *sizes, kernel, constrain)
+    model = make_model(config.model, *sizes, kernel, constrain, config.execution.remat)
     return Setup(config, tokenizers, examples, dev, loader, model, optimizer, mesh)
 
 
