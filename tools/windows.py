@@ -20,8 +20,8 @@ from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.attention import Mask, attend, scores
 from transformer_jax.attention.gathered import local_p_gathered
 from transformer_jax.benchmark import results
-from transformer_jax.benchmark.flops import count_flops
 from transformer_jax.benchmark.timing import time_in_turns, timer
+from transformer_jax.flops import count_flops
 
 WINDOWS = (16, 64, 256)
 LENGTHS = (512, 1024, 2048, 4096)

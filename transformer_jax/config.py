@@ -455,6 +455,12 @@ class ExecutionConfig(_Section):
     remat: Literal["none", "layers", "products"] = field(default="none", metadata=_NOT_COMPARED)
     """What the backward pass computes again to save memory: nothing, all activations inside each
     layer (layers), or all but the results of matrix products (products)."""
+    peak_tflops: float | None = field(default=None, metadata=_NOT_COMPARED)
+    """Peak of one device in TFLOP/s, of which training reports the share that it uses (MFU); None:
+    the peak in bfloat16 of TPUs and GPUs that are known."""
+
+    def _validate(self) -> None:
+        self._require_positive("peak_tflops")
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,8 @@ def attention_maps(
     return grid[0, 0]
 
 
-def scaling(panels: dict[str, dict[str, list[tuple[int, float]]]]) -> Axes:
-    """Plots values against lengths on logarithmic axes: a panel per title, a line per name.
+def scaling(panels: dict[str, dict[str, list[tuple[int, float]]]], x: str = "length") -> Axes:
+    """Plots values on logarithmic axes: a panel per title, a line per name. `x` labels the x-axis.
 
     Returns the axes of the first panel.
     """
@@ -70,7 +70,7 @@ def scaling(panels: dict[str, dict[str, list[tuple[int, float]]]]) -> Axes:
         for name, points in lines.items():
             axes.loglog(*zip(*points, strict=True), marker="o", markersize=3, label=name, base=2)
         axes.set_title(title, fontsize=10)
-        axes.set_xlabel("length")
+        axes.set_xlabel(x)
         if lines:
             axes.legend(fontsize=8, frameon=False)
     return grid[0, 0]

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from transformer_jax.benchmark import attention, attention_report, memory, products, pytorch, timing
+from transformer_jax import memory
+from transformer_jax.benchmark import attention, attention_report, products, pytorch, timing
 from transformer_jax.benchmark.attention_report import exponent, summary
 from transformer_jax.benchmark.cases import Case, attention_function, draw_inputs
 from transformer_jax.benchmark.exact import exact

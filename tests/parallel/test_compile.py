@@ -67,7 +67,8 @@ def update(how: str, config: MeshConfig, accumulate: int, batch: str, trained: b
     model, keep, first = start(trained)
     mesh = make_mesh(config, jax.devices()[: config.data * config.fsdp * config.tensor])
     if how == "jit":
-        model = model.clone(constrain=constrain_to(mesh), kernel=shard_kernel("blockwise", mesh))
+        kernel, shards = shard_kernel("blockwise", mesh), data_parallel_size(mesh)
+        model = model.clone(constrain=constrain_to(mesh), kernel=kernel, shards=shards)
     step = partial(train_step, loss=loss_of(model), optimizer=keep, accumulate=accumulate)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parameters, "MIN_SHARDED_SIZE", 64)

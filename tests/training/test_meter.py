@@ -46,9 +46,10 @@ def test_every_named_metric_is_averaged(clock: Clock) -> None:
     for step, loss in ((1, 3.0), (2, 1.0), (3, 8.0)):
         clock.now += 2.0
         found = metrics(loss=loss, grad_norm=1.0, tokens=8, **{"decoder/0/entropy": 2 * loss})
-        made.add(step, found, BATCH)
+        made.add(step, found, BATCH, ideal=0.75)
     made.settle()
     (record,) = records
+    assert record["mfu"] == 1.5 / 6.0
     assert record["step"] == 2
     assert record["loss"] == 2.0
     assert record["decoder/0/entropy"] == 4.0

@@ -21,12 +21,12 @@ from transformer_jax.benchmark.cases import (
     draw_inputs,
 )
 from transformer_jax.benchmark.exact import Exact, exact
-from transformer_jax.benchmark.memory import shortage
 from transformer_jax.benchmark.products import floor_seconds, products_call
 from transformer_jax.benchmark.programs import compile_kernel
 from transformer_jax.benchmark.settings import AttentionBenchmark
 from transformer_jax.benchmark.timing import Samples, Timer, time_in_turns, timer
 from transformer_jax.errors import UserError
+from transformer_jax.memory import shortage
 
 MAX_SAMPLES = 15
 """Samples of each implementation at most."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from transformer_jax.benchmark.cases import Case, attention_function
-from transformer_jax.benchmark.flops import largest_product
+from transformer_jax.flops import largest_product
 from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.mesh import make_mesh
 

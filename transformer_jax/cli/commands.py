@@ -136,15 +136,21 @@ class Average(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Inspect(ModelOptions):
-    """Show what training takes: parameters, batch shapes, padding, programs, memory.
+    """Show what training takes: parameters, batch shapes, operations, memory of each device.
 
-    transformer-jax inspect --config=configs/quickstart.py
+    transformer-jax inspect --config=configs/quickstart.py --devices 8 --config.mesh.fsdp=4
     """
 
     takes_config = True
 
     run: Path | None = None
     """Folder of a run, whose config and tokenizer to inspect."""
+    devices: Annotated[int | None, arg(metavar="N")] = None
+    """Number of devices to plan for; default: those here."""
+    topology: Annotated[str | None, arg(metavar="SLICE")] = None
+    """TPU slice to plan for, such as v5e:2x4 (needs the extra tpu)."""
+    compile: bool = False
+    """Compile the steps, for the exact memory and the time that this takes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Inspect
 from transformer_jax.cli.common import set_up
-from transformer_jax.config import Config, to_json
+from transformer_jax.config import DATA_PARALLEL, Config, to_json
+from transformer_jax.data.buckets import Shape
+from transformer_jax.errors import UserError
 from transformer_jax.models.make import count_parameters
+from transformer_jax.parallel.mesh import describe, topology_devices
 from transformer_jax.printable import printable
 from transformer_jax.runs import checkpoint
 from transformer_jax.runs import run as runs
 from transformer_jax.text.tokenizer import Tokenizers
-from transformer_jax.training.planning import programs, state_bytes
+from transformer_jax.training.planning import (
+    Planner,
+    device_memory,
+    for_other_devices,
+    mesh_maker,
+    remedies,
+)
 from transformer_jax.training.setup import check_config, prepare
-
-_MIB = 2**20
 
 
 def run(options: Inspect, arguments: ConfigArguments) -> None:
@@ -24,14 +37,17 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
     known = None if options.run is None else runs.load(options.run)
     config = arguments.resolve(None if known is None else known.config)
     set_up(options.kind, config)
-    check_config(config)
+    config = config if options.topology is None else for_other_devices(config)
+    devices = _devices(options)
+    number = len(devices) if isinstance(devices, list) else devices
+    check_config(config, number)
     for line in json.dumps(to_json(config), indent=1, ensure_ascii=False).split("\n"):
         print(printable(line))
     if known is not None:
         steps = checkpoint.steps(known.checkpoints)
         print(f"checkpoints {', '.join(map(str, steps)) or 'none'}")
         _print_sizes(config, known.tokenizers)
-    setup = prepare(config, known)
+    setup = prepare(replace(config, mesh=DATA_PARALLEL), known)
     if known is None:
         _print_sizes(config, setup.tokenizers)
     print(f"corpus      {setup.examples.report}")
@@ -40,12 +56,70 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
     loader = setup.loader
     filled = f"{loader.non_padding_fraction:.1%} of slots filled"
     print(f"batches     {loader.batches_per_epoch:,} an epoch, {filled}")
-    print(f"programs    {len(loader.shapes)} training steps, one for each shape of a batch:")
-    for shape, temporaries in programs(setup):
-        size = f"{shape.rows:>5} rows x {shape.source:>3} source x {shape.target:>3} target"
-        print(f"            {size}  {temporaries / _MIB:>9,.1f} MiB of temporaries")
-    held = state_bytes(setup) / _MIB
-    print(f"memory      {held:,.1f} MiB of parameters and optimizer state on each device")
+    sizes = setup.tokenizers.source.size, setup.tokenizers.target.size
+    _print_plan(Planner(config, sizes, mesh_maker(devices)), loader.shapes, options.compile)
+
+
+def _devices(options: Inspect) -> int | list[Any] | None:
+    """Returns the devices to plan for, as for `mesh_maker`. UserError: they cannot be had."""
+    if options.topology is not None:
+        if options.devices is not None:
+            raise UserError("--topology: has its own number of devices; leave out --devices")
+        return topology_devices(options.topology)
+    if options.devices is None or options.devices == jax.device_count():
+        return None
+    if options.devices < 1:
+        raise UserError(f"--devices={options.devices}: must be at least 1")
+    if options.compile:
+        raise UserError(
+            f"--devices={options.devices}: there are {jax.device_count()} here to compile for; "
+            "leave out --compile, or name a TPU slice with --topology"
+        )
+    return options.devices
+
+
+def _print_plan(planner: Planner, shapes: Sequence[Shape], compiles: bool) -> None:
+    """Prints the operations of the step of each shape, and the memory of each device."""
+    mesh = planner.setup.mesh
+    held = planner.memory(shapes[0])
+    print(f"devices     {describe(mesh)}; on each of them:")
+    print(
+        f"state       {_mib(held.params)} MiB of parameters, {_mib(held.rest)} MiB of other state"
+    )
+    print(f"steps       {len(shapes)}, one for each shape of a batch:")
+    names = ("rows", "source", "target", "GFLOP", "batch, MiB", "temporaries, MiB")
+    print("            " + "  ".join(names) + ("  compiled in, s" if compiles else " (estimated)"))
+    needs: dict[Shape, int] = {}
+    for shape in shapes:
+        memory, seconds = planner.compiled(shape) if compiles else (planner.memory(shape), 0.0)
+        full, needs[shape] = planner.shape(shape), sum(memory)
+        gflop = f"{planner.costs.flops(full) / 1e9:,.1f}"
+        cells = [*map(str, full), gflop, _mib(memory.batch), _mib(memory.temporaries)]
+        cells += [f"{seconds:.1f}"] if compiles else []
+        widths = [*map(len, names), len("compiled in, s")]
+        print("            " + "  ".join(map(str.rjust, cells, widths)))
+    largest, limit = max(needs, key=needs.__getitem__), device_memory(mesh)
+    fits = limit == 0 or needs[largest] <= limit
+    there = f"of {_mib(limit)} MiB" if limit else "of an unknown size"
+    print(f"memory      {'' if fits else 'does not fit: '}{_mib(needs[largest])} MiB {there}")
+    if not fits:
+        _print_remedies(planner, largest, limit, compiles)
+
+
+def _print_remedies(planner: Planner, shape: Shape, limit: int, compiles: bool) -> None:
+    """Prints the three cheapest changes of the config with which the step fits."""
+    found = list(itertools.islice(remedies(planner, shape, limit, compiles), 3))
+    for remedy in found:
+        print(
+            f"            {remedy.option}: {_mib(remedy.memory)} MiB, "
+            f"{remedy.operations:.2f} times the operations"
+        )
+    if not found:
+        print("            no single change of accumulation, fsdp, remat or rows makes it fit")
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.1f}"
 
 
 def _print_sizes(config: Config, tokenizers: Tokenizers) -> None:

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.attention import Kernel, Mask, padding_mask
 from transformer_jax.config import ModelConfig
+from transformer_jax.models.embedding import project
 from transformer_jax.models.layers import split_key
 from transformer_jax.special_ids import PAD
 from transformer_jax.types import Auxiliary, Constrain, Key, Mean, unconstrained
@@ -19,6 +20,8 @@ class Model(nn.Module):
     `__call__(batch, key) -> ModelOutput`, for training, and for decoding
     `prefill(source, beams, length) -> DecodeState` and
     `decode_step(ids, state, index) -> (logits, DecodeState, Auxiliary)`.
+
+    shards: number of parts of the rows that devices hold; used in training only.
     """
 
     config: ModelConfig
@@ -27,6 +30,7 @@ class Model(nn.Module):
     kernel: str | Kernel = "auto"
     constrain: Constrain = unconstrained
     remat: str = "none"
+    shards: int = 1
 
     def encode(
         self,
@@ -47,10 +51,8 @@ class Model(nn.Module):
 
     def logits(self, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """Returns the logits over all target ids in float32 (section 3.4)."""
-        matrix = self.output if self.config.tied == "none" else self.target_embedding.embedding
-        logits = jnp.einsum(
-            "...d,vd->...v", x, matrix.astype(x.dtype), preferred_element_type=jnp.float32
-        )
+        tied = self.config.tied != "none"
+        logits = self.target_embedding.logits(x) if tied else project(x, self.output)
         if self.config.output_bias:
             logits += self.output_bias.reshape((1,) * (logits.ndim - 1) + (-1,))
         if logits.ndim == 3:

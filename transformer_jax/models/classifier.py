@@ -13,7 +13,15 @@ from transformer_jax.errors import UserError
 from transformer_jax.models.base import Model, token_means
 from transformer_jax.models.embedding import Embedding
 from transformer_jax.models.layers import Encoder, split_key
-from transformer_jax.types import Auxiliary, Batch, DecodeState, Key, ModelOutput, no_auxiliary
+from transformer_jax.types import (
+    Auxiliary,
+    Batch,
+    DecodeState,
+    Key,
+    ModelOutput,
+    Size,
+    no_auxiliary,
+)
 
 
 class Classifier(Model):
@@ -78,7 +86,7 @@ class Classifier(Model):
         return logits, state, no_auxiliary()
 
 
-def check_labels(config: ModelConfig, length: int) -> None:
+def check_labels(config: ModelConfig, length: Size) -> None:
     """Checks that a classifier has enough labels for a target of `length` tokens.
 
     UserError: it has fewer.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -28,17 +29,27 @@ def sinusoids(length: int, d_model: int, layout: str = "interleaved") -> np.ndar
 
 
 class Embedding(nn.Module):
-    """Maps ids to vectors: scaled embedding plus position (sections 3.4 and 3.5)."""
+    """Maps ids to vectors: scaled embedding plus position (sections 3.4 and 3.5).
+
+    shards: as in `Model`. With more than one, each shard of the rows uses its own copy of the
+    embeddings. The gradients of all uses of a copy are then summed before devices exchange them.
+    """
 
     config: ModelConfig
     vocabulary: int
     constrain: Constrain = unconstrained
+    shards: int = 1
 
     def setup(self) -> None:
         config = self.config
         width = config.d_model
         normal = nn.initializers.normal(width**-0.5)
-        self.embedding = self.param("embedding", normal, (self.vocabulary, width))
+        embedding = self.param("embedding", normal, (self.vocabulary, width))
+        # Whole vectors on each device: they are looked up for the device's own sentences.
+        self.embedding = self.constrain(jnp.asarray(embedding), ("vocabulary", None))
+        if self.shards > 1:
+            copies = jnp.broadcast_to(self.embedding, (self.shards, *embedding.shape))
+            self.copies = self.constrain(copies, ("batch", "vocabulary", None))
         if config.positions == "learned":
             shape = (config.max_length, width)
             self.table = self.param("positions", nn.initializers.normal(0.02), shape)
@@ -57,10 +68,31 @@ class Embedding(nn.Module):
             positions = jnp.arange(ids.shape[1])[None, :]
         dtype = jnp.dtype(config.dtype)
         scale = config.d_model**0.5 if config.embedding_scale is None else config.embedding_scale
-        x = jnp.asarray(self.embedding, dtype)[ids] * jnp.asarray(scale, dtype)
+        x = self._look_up(ids, dtype) * jnp.asarray(scale, dtype)
         if self.table is not None:
             x = x + jnp.asarray(self.table, dtype)[positions]
         return dropout(self.constrain(x, ("batch", "length", None)), config.dropout, key)
+
+    def logits(self, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
+        """Returns the products with all embeddings in float32 (section 3.4)."""
+        if self.shards == 1:
+            return project(x, self.embedding)
+        split = x.reshape(self.shards, -1, *x.shape[1:])
+        return jax.vmap(project)(split, self.copies).reshape(*x.shape[:-1], -1)
+
+    def _look_up(self, ids: Int[Array, "B T"], dtype: Any) -> Float[Array, "B T D"]:
+        if self.shards == 1:
+            return jnp.asarray(self.embedding, dtype)[ids]
+        split = ids.reshape(self.shards, -1, ids.shape[1])
+        x = jax.vmap(lambda table, ids: table[ids])(jnp.asarray(self.copies, dtype), split)
+        return x.reshape(*ids.shape, -1)
+
+
+def project(x: Float[Array, "*B D"], matrix: Float[Array, "V D"]) -> Float[Array, "*B V"]:
+    """Returns the products of vectors with the rows of a matrix, in float32."""
+    return jnp.einsum(
+        "...d,vd->...v", x, matrix.astype(x.dtype), preferred_element_type=jnp.float32
+    )
 
 
 def check_length(config: ModelConfig, length: Any) -> None:

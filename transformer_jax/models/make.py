@@ -22,16 +22,17 @@ def make_model(
     kernel: str | Kernel = "auto",
     constrain: Constrain = unconstrained,
     remat: str = "none",
+    shards: int = 1,
 ) -> Model:
     """Returns the model that `config` describes: a `Classifier` if it has labels.
 
-    remat: as in `ExecutionConfig`.
+    remat: as in `ExecutionConfig`. shards: as in `Model`.
 
     UserError: a kind, score or kernel is unknown, or does not support what the config needs.
     """
     check_model(config, kernel)
     model = Transformer if config.labels is None else Classifier
-    return model(config, source_vocabulary, target_vocabulary, kernel, constrain, remat)
+    return model(config, source_vocabulary, target_vocabulary, kernel, constrain, remat, shards)
 
 
 def abstract_params(model: Model) -> Params:

@@ -25,7 +25,8 @@ class Transformer(Model):
 
     def setup(self) -> None:
         config = self.config
-        self.target_embedding = Embedding(config, self.target_vocabulary, self.constrain)
+        shards = 1 if config.tied == "none" else self.shards
+        self.target_embedding = Embedding(config, self.target_vocabulary, self.constrain, shards)
         if config.tied == "all":
             if self.source_vocabulary != self.target_vocabulary:
                 raise UserError(

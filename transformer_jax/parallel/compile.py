@@ -15,6 +15,10 @@ from transformer_jax.parallel.mesh import DATA, data_parallel_size, replicate
 
 REPLICATED = PartitionSpec()
 
+KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+"""Options for XLA's CPU compiler, which otherwise removes the barriers of `jax.checkpoint`, finds
+that values are computed twice, and keeps them in memory."""
+
 
 def compile_function(
     function: Callable[..., Any],
@@ -23,18 +27,25 @@ def compile_function(
     arguments: Sequence[Any] | None = None,
     result: Any = REPLICATED,
     donate: tuple[int, ...] = (),
+    options: dict[str, str] | None = None,
 ) -> Any:
     """Returns `function`, compiled with `jit` to run over the mesh on global arrays.
 
     arguments: for each argument a tree of `PartitionSpec`s, or a prefix of one; None: the shardings
     that the arguments have. result: the same for the result. donate: indices of the arguments whose
-    memory is reused.
+    memory is reused. options: XLA's, for this function.
     """
 
     def placed(specs: Any) -> Any:
         return jax.tree.map(partial(NamedSharding, mesh), specs, is_leaf=_is_spec)
 
-    compiled = partial(jax.jit, function, out_shardings=placed(result), donate_argnums=donate)
+    compiled = partial(
+        jax.jit,
+        function,
+        out_shardings=placed(result),
+        donate_argnums=donate,
+        compiler_options=options,
+    )
     if arguments is None:
         return compiled()
     return compiled(in_shardings=tuple(map(placed, arguments)))
@@ -57,7 +68,11 @@ def compile_step(
     """
     if executor == "pmap":
         return _pmap(step, mesh, donate)
-    return compile_function(step, mesh, result=result, donate=(0,) if donate else ())
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    options = KEEP_BARRIERS if on_cpu else None
+    return compile_function(
+        step, mesh, result=result, donate=(0,) if donate else (), options=options
+    )
 
 
 def cache_programs(folder: Path | None = None) -> None:

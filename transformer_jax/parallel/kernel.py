@@ -6,16 +6,16 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from transformer_jax.attention.kernel_entry import FEATURES, KernelEntry
 from transformer_jax.attention.kernels import Kernel, attend, find_kernel
 from transformer_jax.attention.masks import AnyMask
-from transformer_jax.parallel.mesh import MESH_AXES, data_parallel_size
+from transformer_jax.parallel.mesh import MESH_AXES, AnyMesh, data_parallel_size
 
 
-def shard_kernel(kernel: str | Kernel, mesh: Mesh) -> str | Kernel:
+def shard_kernel(kernel: str | Kernel, mesh: AnyMesh) -> str | Kernel:
     """Returns the kernel, mapped over the rows and the heads that the mesh splits (`shard_map`).
 
     Without this, XLA may gather the inputs of a kernel that it cannot split on every device. With
@@ -30,7 +30,7 @@ def shard_kernel(kernel: str | Kernel, mesh: Mesh) -> str | Kernel:
 
 
 def _sharded(
-    mesh: Mesh,
+    mesh: AnyMesh,
     kernel: str | Kernel,
     has_weights: bool,
     query: Array,
@@ -53,7 +53,7 @@ def _sharded(
     return output, weights[0] if weights else None
 
 
-def _spec(mesh: Mesh, rows: int, x: Array) -> PartitionSpec:
+def _spec(mesh: AnyMesh, rows: int, x: Array) -> PartitionSpec:
     """Returns how an array is split whose first dimension is `rows` or 1 and, of four, whose second
     is the heads or 1."""
     even = x.shape[0] == rows and rows % data_parallel_size(mesh) == 0

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.experimental import topologies
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from transformer_jax.config import DATA_PARALLEL, Config, MeshConfig
@@ -37,11 +39,38 @@ MESH_AXES: dict[str, str | tuple[str, ...] | None] = {
 the dimensions of parameters, and the models those of activations."""
 
 
+AnyMesh = Mesh | AbstractMesh
+"""A mesh of devices, or of devices that are not here, for plans."""
+
+
+def make_abstract_mesh(config: MeshConfig, devices: int) -> AbstractMesh:
+    """Returns a mesh over devices that are not here. UserError: their number does not fit."""
+    shape = mesh_shape(config, devices)
+    return AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
 def make_mesh(config: MeshConfig = DATA_PARALLEL, devices: Sequence[Any] | None = None) -> Mesh:
     """Returns a mesh over `devices`; None: all devices. UserError: their number does not fit."""
     devices = jax.devices() if devices is None else devices
     shape = mesh_shape(config, len(devices))
     return jax.make_mesh(shape, AXES, devices=devices, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def topology_devices(name: str) -> list[Any]:
+    """Returns the devices of a TPU slice, such as "v5e:4x4", to compile for without having them.
+
+    UserError: there is no such slice, or the compiler for TPUs is not installed.
+    """
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # which asks a server of Google's cloud
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=name)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"topology {name}: {str(error).splitlines()[0]}; name a slice such as v5e:2x4, and "
+            "install the compiler with pip install 'transformer-jax[tpu]'"
+        ) from error
+    return list(found.devices)
 
 
 def mesh_shape(config: MeshConfig, devices: int) -> tuple[int, int, int]:
@@ -94,7 +123,7 @@ def check_mesh(config: Config, vocabularies: Sequence[int] = ()) -> None:
             )
 
 
-def data_parallel_size(mesh: Mesh) -> int:
+def data_parallel_size(mesh: AnyMesh) -> int:
     """Returns the number of parts into which the rows of a batch are split."""
     return mesh.shape[DATA] * mesh.shape[FSDP]
 
@@ -109,9 +138,10 @@ def local_rows(mesh: Mesh) -> tuple[int, int]:
     return own[0] // len(own), len(groups) // len(own)
 
 
-def describe(mesh: Mesh) -> str:
+def describe(mesh: AnyMesh) -> str:
     """Returns the number and the kind of the devices and the mesh, for a person."""
-    text = f"{mesh.size} {mesh.devices.flat[0].device_kind}"
+    kind = "devices" if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].device_kind
+    text = f"{mesh.size} {kind}"
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
     return f"{text}, mesh {axes}" if axes else text
 
@@ -121,7 +151,7 @@ def partition(names: tuple[str | None, ...]) -> PartitionSpec:
     return PartitionSpec(*(None if name is None else MESH_AXES[name] for name in names))
 
 
-def constrain_to(mesh: Mesh) -> Constrain:
+def constrain_to(mesh: AnyMesh) -> Constrain:
     """Returns the `Constrain` that shards activations over `mesh` by the table `MESH_AXES`.
 
     On one device it does nothing: a constraint, even without effect, keeps XLA from fusing what is

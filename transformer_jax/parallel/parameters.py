@@ -7,9 +7,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from transformer_jax.parallel.mesh import FSDP, MESH_AXES
+from transformer_jax.parallel.mesh import FSDP, MESH_AXES, AnyMesh
 
 DIMENSIONS: dict[str, tuple[str, ...]] = {
     "*_embedding/embedding": ("vocabulary", "d_model"),
@@ -36,7 +36,7 @@ MIN_SHARDED_SIZE = 2**14
 their memory is worth."""
 
 
-def partition_tree(tree: Any, mesh: Mesh) -> Any:
+def partition_tree(tree: Any, mesh: AnyMesh) -> Any:
     """Returns the `PartitionSpec` of each leaf of a tree that holds parameters.
 
     `tree` may be parameters, a training state or the state of an optimizer: its leaves are known by
@@ -46,12 +46,12 @@ def partition_tree(tree: Any, mesh: Mesh) -> Any:
     return jax.tree_util.tree_map_with_path(partial(_spec, mesh), tree)
 
 
-def shard_tree(tree: Any, mesh: Mesh) -> Any:
+def shard_tree(tree: Any, mesh: AnyMesh) -> Any:
     """Returns a tree that holds parameters, split over the mesh as `partition_tree` says."""
     return jax.device_put(tree, shardings(tree, mesh))
 
 
-def shardings(tree: Any, mesh: Mesh) -> Any:
+def shardings(tree: Any, mesh: AnyMesh) -> Any:
     """Returns the sharding of each leaf of a tree that holds parameters."""
 
     def sharding(path: Any, leaf: Any) -> NamedSharding:
@@ -60,7 +60,7 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
     return jax.tree_util.tree_map_with_path(sharding, tree)
 
 
-def _spec(mesh: Mesh, path: Any, leaf: Any) -> PartitionSpec:
+def _spec(mesh: AnyMesh, path: Any, leaf: Any) -> PartitionSpec:
     name = PurePosixPath(jax.tree_util.keystr(path, simple=True, separator="/"))
     axes: list[Any] = [None] * leaf.ndim
     for pattern, dimensions in DIMENSIONS.items():

@@ -37,7 +37,7 @@ class Meter:
         self._began, self._earlier, self._first_share = time.monotonic(), seconds, share
         self._compiling = 0.0  # seconds, in this process
         self._compiled: set[tuple[int, ...]] = set()
-        self._pending: tuple[int, Metrics, Batch] | None = None
+        self._pending: tuple[int, Metrics, Batch, float] | None = None
         self._restart()
 
     def seconds(self) -> float:
@@ -66,21 +66,25 @@ class Meter:
             self._compiled.add(shape)
             self._compiling += time.monotonic() - began
 
-    def add(self, step: int, metrics: Metrics, batch: Batch) -> None:
-        """Settles the previous step, and keeps the metrics of the one just dispatched."""
+    def add(self, step: int, metrics: Metrics, batch: Batch, ideal: float = 0.0) -> None:
+        """Settles the previous step, and keeps the metrics of the one just dispatched.
+
+        ideal: seconds that the step's products take at the peak of the devices; 0: not known.
+        """
         self.settle()
-        self._pending = step, metrics, batch
+        self._pending = step, metrics, batch, ideal
 
     def settle(self) -> None:
         """Waits for the last step and adds its metrics. UserError: its loss is not finite."""
         if self._pending is None:
             return
-        (step, metrics, batch), self._pending = self._pending, None
+        (step, metrics, batch, ideal), self._pending = self._pending, None
         # Waiting can be interrupted; fetching cannot.
         values = {k: float(v) for k, v in jax.device_get(jax.block_until_ready(metrics)).items()}
         require_finite(step, values)
         self._steps += 1
         self._sums.update(values)
+        self._ideal += ideal
         self._used += sum(int(np.sum(ids != PAD)) for ids in (batch.target_out, batch.source))
         self._slots += np.size(batch.target_out) + np.size(batch.source)
         if step % self._log_every == 0:
@@ -95,6 +99,7 @@ class Meter:
             **means,
             lr=float(np.asarray(self._learning_rate(step - 1))),
             tokens_per_s=tokens / elapsed,
+            **({"mfu": self._ideal / elapsed} if self._ideal else {}),
             padding=1 - self._used / self._slots,
             minutes=self.seconds() / 60,
         )
@@ -103,6 +108,7 @@ class Meter:
     def _restart(self) -> None:
         self._since, self._steps, self._used, self._slots = time.monotonic(), 0, 0, 0
         self._sums: Counter[str] = Counter()
+        self._ideal = 0.0
 
     @contextmanager
     def paused(self) -> Iterator[None]:

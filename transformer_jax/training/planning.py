@@ -1,41 +1,200 @@
-"""Plans training: the programs that it compiles and the memory that it needs."""
+"""Plans training: the memory that a step needs on each device, and what makes it need less."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, NamedSharding
 
-from transformer_jax.data.loader import Shape
+from transformer_jax.accelerators import find_accelerator
+from transformer_jax.config import Config
+from transformer_jax.data.buckets import Shape
+from transformer_jax.memory import usable_host_memory
 from transformer_jax.parallel.compile import REPLICATED, compile_step
-from transformer_jax.parallel.mesh import shard_batch
+from transformer_jax.parallel.mesh import (
+    AnyMesh,
+    data_parallel_size,
+    make_abstract_mesh,
+    make_mesh,
+    partition,
+)
 from transformer_jax.parallel.parameters import partition_tree
-from transformer_jax.training.setup import Setup, empty_batch, update_fn
+from transformer_jax.training.costs import StepCosts
+from transformer_jax.training.setup import StepSetup, empty_batch, prepare_step, update_fn
 
 
-class Program(NamedTuple):
-    """A compiled training step."""
+class Memory(NamedTuple):
+    """Bytes on each device."""
 
-    shape: Shape
-    temporary_bytes: int  # memory on each device besides the state and the batch
+    params: int
+    rest: int  # of the training state: the optimizer's, and the moving average of the parameters
+    batch: int
+    temporaries: int
+
+    @property
+    def arguments(self) -> int:
+        """Returns the bytes that exist before the step runs, without its rng."""
+        return self.params + self.rest + self.batch
 
 
-def programs(setup: Setup) -> Iterator[Program]:
-    """Compiles and yields the training step of each batch shape."""
+class Planner:
+    """Plans the steps of a config for a mesh, which may be abstract, and for its variants.
+
+    vocabularies: the numbers of source and target ids. mesh: makes the mesh of a config.
+    UserError: as `prepare_step`.
+    """
+
+    def __init__(
+        self, config: Config, vocabularies: tuple[int, int], mesh: Callable[[Config], AnyMesh]
+    ) -> None:
+        self.config, self._vocabularies, self._mesh = config, vocabularies, mesh
+        self.setup = prepare_step(config, vocabularies, mesh(config))
+        self.costs = StepCosts(self.setup, config.execution.remat)
+
+    def shape(self, shape: Shape) -> Shape:
+        """Returns the shape of a batch with the empty rows that the devices need."""
+        rows = data_parallel_size(self.setup.mesh) * self.config.optimizer.accumulate
+        return shape.padded(rows)
+
+    def memory(self, shape: Shape) -> Memory:
+        """Returns the memory of a step. Its temporaries are estimated; the rest is exact.
+
+        The estimate is what the forward pass keeps, the gradients of the parameters, and those of
+        the logits. XLA fuses some of it away, and needs buffers of its own.
+        """
+        state, shape = self.setup.abstract_state, self.shape(shape)
+        params, whole = _bytes(state.params), _bytes(state)
+        batch = empty_batch(shape, self.config.data.packing)
+        shards = data_parallel_size(self.setup.mesh)
+        parts = shards * self.config.optimizer.accumulate
+        logits = shape.rows * shape.target * self._vocabularies[1] * 4
+        kept = (self.costs.saved_bytes(shape) + logits) // parts
+        return Memory(params, whole - params, _bytes(batch) // shards, kept + params)
+
+    def compiled(self, shape: Shape) -> tuple[Memory, float]:
+        """Compiles a step. Returns its memory, and the seconds that compilation took."""
+        setup, began = self.setup, time.monotonic()
+        analysis = compile_training_step(setup, self.shape(shape)).memory_analysis()
+        memory = self.memory(shape)._replace(temporaries=analysis.temp_size_in_bytes)
+        return memory, time.monotonic() - began
+
+    def variant(self, section: str, **changes: Any) -> Planner:
+        """Returns the planner of the config with fields of one section changed."""
+        changed = replace(getattr(self.config, section), **changes)
+        config = replace(self.config, **{section: changed})
+        return Planner(config, self._vocabularies, self._mesh)
+
+
+class Remedy(NamedTuple):
+    """A change of the config with which a step needs less memory."""
+
+    option: str  # as it is given on the command line
+    memory: int  # bytes on each device
+    operations: float  # of the step, as a multiple of those without the remedy
+
+
+def remedies(
+    planner: Planner, shape: Shape, limit: int, compiles: bool = False
+) -> Iterator[Remedy]:
+    """Yields changes with which a step needs at most `limit` bytes on each device.
+
+    The cheapest come first: more microbatches and sharding cost little time, rematerialization up
+    to a third more, and smaller batches make it another training. compiles: whether to compile each
+    variant in place of estimating its memory.
+    """
+    flops = planner.costs.flops(planner.shape(shape))
+    for family in _families(planner.config, planner.setup.mesh.size):
+        for section, field, value in family:
+            changed = planner.variant(section, **{field: value})
+            rows = shape.rows * changed.config.data.batch_tokens // planner.config.data.batch_tokens
+            smaller = shape._replace(rows=max(rows, 8))
+            needed = sum(changed.compiled(smaller)[0] if compiles else changed.memory(smaller))
+            if needed <= limit:
+                more = changed.costs.flops(changed.shape(smaller)) / flops
+                yield Remedy(f"--config.{section}.{field}={value}", needed, more)
+                break
+
+
+def _families(config: Config, devices: int) -> Iterator[list[tuple[str, str, Any]]]:
+    """Yields changes of one kind, the smallest first."""
+    powers = [2, 4, 8, 16, 32]
+    yield [("optimizer", "accumulate", config.optimizer.accumulate * n) for n in powers]
+    mesh = config.mesh
+    yield [
+        ("mesh", "fsdp", mesh.fsdp * n)
+        for n in (*powers, 64, 128, 256)
+        if mesh.data == -1 and devices % (mesh.fsdp * n * mesh.tensor) == 0
+    ]
+    stronger = {"none": ("products", "layers"), "products": ("layers",), "layers": ()}
+    yield [("execution", "remat", remat) for remat in stronger[config.execution.remat]]
+    yield [("data", "batch_tokens", config.data.batch_tokens // n) for n in powers]
+
+
+def mesh_maker(devices: int | list[Any] | None) -> Callable[[Config], AnyMesh]:
+    """Returns a function that makes the mesh of a config.
+
+    devices: a number of devices, which need not be here; or the devices; None: those here.
+    """
+    if isinstance(devices, int):
+        return lambda config: make_abstract_mesh(config.mesh, devices)
+    return lambda config: make_mesh(config.mesh, devices)
+
+
+def for_other_devices(config: Config) -> Config:
+    """Returns a config to compile for devices that are not here.
+
+    The kernel `auto` is replaced by `xla`, which it chooses on accelerators; `auto` itself chooses
+    for the devices here.
+    """
+    kernel = "xla" if config.execution.kernel == "auto" else config.execution.kernel
+    return replace(config, execution=replace(config.execution, kernel=kernel))
+
+
+def device_memory(mesh: AnyMesh) -> int:
+    """Returns the bytes that training may use on each device of the mesh.
+
+    Devices that are not here are taken to be of the kind of those here. Devices made of a CPU share
+    what is free in the system and in the container.
+    """
+    abstract = isinstance(mesh, AbstractMesh)
+    device = jax.devices()[0] if abstract else mesh.devices.flat[0]
+    if device.platform == "cpu":
+        return usable_host_memory() // mesh.size
+    if device in jax.devices() and (stats := device.memory_stats()):
+        return stats["bytes_limit"]
+    known = find_accelerator(device.device_kind)
+    return (known.memory_gib or 0) * 2**30 if known else 0
+
+
+def compile_training_step(setup: StepSetup, shape: Shape) -> Any:
+    """Returns the training step, compiled for batches of this shape."""
+    mesh = setup.mesh
+    assert not isinstance(mesh, AbstractMesh)
     state = setup.abstract_state
-    result = (partition_tree(state, setup.mesh), REPLICATED)
-    step = compile_step(update_fn(setup), setup.mesh, result=result, donate=True)
-    for shape in setup.loader.full_shapes():
-        batch = shard_batch(empty_batch(shape, setup.config.data.packing), setup.mesh)
-        compiled = step.lower(state, batch, jax.random.key(0)).compile()
-        yield Program(shape, compiled.memory_analysis().temp_size_in_bytes)
-
-
-def state_bytes(setup: Setup) -> int:
-    """Returns the size of the training state on each device."""
-    leaves = jax.tree.leaves(setup.abstract_state)
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves
+    result = (partition_tree(state, mesh), REPLICATED)
+    step = compile_step(update_fn(setup), mesh, result=result, donate=True)
+    rows = NamedSharding(mesh, partition(("batch",)))
+    batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows),
+        empty_batch(shape, setup.config.data.packing),
     )
+    key = jax.eval_shape(jax.random.key, 0)
+    key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=NamedSharding(mesh, REPLICATED))
+    return step.lower(state, batch, key).compile()
+
+
+def _bytes(tree: Any) -> int:
+    """Returns the bytes of a tree on each device, or in all if it has no shardings."""
+
+    def size(leaf: Any) -> int:
+        sharding = getattr(leaf, "sharding", None)
+        shape = sharding.shard_shape(leaf.shape) if sharding else leaf.shape
+        return math.prod(shape) * jnp.dtype(leaf.dtype).itemsize
+
+    return sum(map(size, jax.tree.leaves(tree)))

@@ -145,8 +145,9 @@ def describe(record: Record) -> str:
 def _train_parts(record: Record) -> tuple[str, str]:
     """Returns the step and epoch, and the metrics, as text."""
     where = f"step {record['step']:>6}  epoch {record['epoch']:>3}"
+    mfu = f"mfu {record['mfu']:.1%}  " if "mfu" in record else ""
     values = (
-        f"loss {record['loss']:.3f}  {record['tokens_per_s']:>6.0f} tok/s  "
+        f"loss {record['loss']:.3f}  {record['tokens_per_s']:>6.0f} tok/s  {mfu}"
         f"padding {record['padding']:.0%}  lr {record['lr']:.2e}  grad {record['grad_norm']:.2f}"
     )
     return where, "  ".join([values, *_further_metrics(record)])
@@ -154,7 +155,7 @@ def _train_parts(record: Record) -> tuple[str, str]:
 
 _FORMATTED = (
     *("kind", "step", "epoch", "done", "seconds_left", "minutes"),
-    *("loss", "tokens_per_s", "padding", "lr", "grad_norm"),
+    *("loss", "tokens_per_s", "mfu", "padding", "lr", "grad_norm"),
 )
 
 

@@ -27,6 +27,7 @@ from transformer_jax.models.classifier import check_labels
 from transformer_jax.models.make import make_model
 from transformer_jax.parallel.kernel import shard_kernel
 from transformer_jax.parallel.mesh import (
+    AnyMesh,
     check_mesh,
     constrain_to,
     data_parallel_size,
@@ -66,23 +67,19 @@ class DevSet:
 
 
 @dataclass(frozen=True)
-class Setup:
-    """Everything that training needs."""
+class StepSetup:
+    """Everything that a training step needs but data."""
 
     config: Config
-    tokenizers: Tokenizers
-    examples: Examples
-    dev: dict[str, DevSet]
-    loader: data.Loader
     model: Model
     optimizer: optax.GradientTransformation
-    mesh: Mesh
+    mesh: AnyMesh
 
     @cached_property
     def abstract_state(self) -> TrainState:
         """The training state with shapes, types and shardings in place of arrays."""
-        batch = empty_batch(self.loader.full_shapes()[0])  # rows that the devices share evenly
-        state = jax.eval_shape(init_fn(self), jax.random.key(0), batch)
+        rows = data_parallel_size(self.mesh)  # which the devices share evenly
+        state = jax.eval_shape(init_fn(self), jax.random.key(0), empty_batch(Shape(rows, 2, 2)))
         return jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             state,
@@ -90,10 +87,22 @@ class Setup:
         )
 
 
-def check_config(config: Config) -> None:
+@dataclass(frozen=True)
+class Setup(StepSetup):
+    """Everything that training needs."""
+
+    mesh: Mesh
+    tokenizers: Tokenizers
+    examples: Examples
+    dev: dict[str, DevSet]
+    loader: data.Loader
+
+
+def check_config(config: Config, devices: int | None = None) -> None:
     """Checks a config against the tables of kinds, scores, kernels and schedules, and the devices.
 
-    UserError: names that are unknown, or choices that do not go together.
+    devices: their number; None: those here. UserError: names that are unknown, or choices that do
+    not go together.
     """
     check_model(config.model, config.execution.kernel)
     if config.data.packing:
@@ -104,7 +113,7 @@ def check_config(config: Config) -> None:
         raise UserError(
             "execution.executor='pmap': runs in one process; use execution.executor=jit"
         )
-    mesh_shape(config.mesh, jax.device_count())
+    mesh_shape(config.mesh, devices or jax.device_count())
 
 
 def prepare(config: Config, known: Run | None = None, corpora: Corpora | None = None) -> Setup:
@@ -115,7 +124,7 @@ def prepare(config: Config, known: Run | None = None, corpora: Corpora | None = 
     input that cannot be read or trained on.
     """
     check_config(config)
-    optimizer = make_optimizer(config.optimizer, config.model.d_model)
+    mesh = make_mesh(config.mesh)
     options = config.data
     corpora = corpora or Corpora.of(options)
     if known is None:
@@ -140,8 +149,7 @@ def prepare(config: Config, known: Run | None = None, corpora: Corpora | None = 
     for found in (examples, *(some.examples for some in dev.values())):
         check_labels(config.model, int(found.lengths[:, 1].max()))
     sizes = tokenizers.source.size, tokenizers.target.size
-    check_mesh(config, sizes)
-    mesh = make_mesh(config.mesh)
+    step = prepare_step(config, sizes, mesh)
     loader = data.Loader(
         examples,
         options,
@@ -151,12 +159,25 @@ def prepare(config: Config, known: Run | None = None, corpora: Corpora | None = 
         devices=data_parallel_size(mesh) * config.optimizer.accumulate,
         process=local_rows(mesh),
     )
+    return Setup(config, step.model, step.optimizer, mesh, tokenizers, examples, dev, loader)
+
+
+def prepare_step(config: Config, vocabularies: tuple[int, int], mesh: AnyMesh) -> StepSetup:
+    """Returns what a training step of `config` needs.
+
+    vocabularies: the numbers of source and target ids. mesh: of devices, or an abstract one, for
+    which the step can be planned but not run. UserError: as `check_mesh`.
+    """
+    check_mesh(config, vocabularies)
+    optimizer = make_optimizer(config.optimizer, config.model.d_model)
     kernel: str | Kernel = config.execution.kernel
-    constrain = unconstrained
+    constrain, shards = unconstrained, 1
     if config.execution.executor == "jit":  # arrays inside a pmap are those of one device
         kernel, constrain = shard_kernel(kernel, mesh), constrain_to(mesh)
-    model = make_model(config.model, *sizes, kernel, constrain, config.execution.remat)
-    return Setup(config, tokenizers, examples, dev, loader, model, optimizer, mesh)
+        shards = data_parallel_size(mesh)
+    remat = config.execution.remat
+    model = make_model(config.model, *vocabularies, kernel, constrain, remat, shards)
+    return StepSetup(config, model, optimizer, mesh)
 
 
 def loss_fn(model: Model, smoothing: float) -> LossFn:
@@ -173,7 +194,7 @@ def loss_fn(model: Model, smoothing: float) -> LossFn:
     return loss
 
 
-def init_fn(setup: Setup) -> Callable[[Key, Batch], TrainState]:
+def init_fn(setup: StepSetup) -> Callable[[Key, Batch], TrainState]:
     """Returns a pure function (key, batch) -> the state before the first update."""
 
     def init(key: Key, batch: Batch) -> TrainState:
@@ -187,7 +208,7 @@ def init_fn(setup: Setup) -> Callable[[Key, Batch], TrainState]:
     return init
 
 
-def update_fn(setup: Setup) -> Callable[..., tuple[TrainState, Metrics]]:
+def update_fn(setup: StepSetup) -> Callable[..., tuple[TrainState, Metrics]]:
     """Returns the run's `train_step`: a pure function (state, batch, key, reduce=...)."""
     options = setup.config.optimizer
     return partial(

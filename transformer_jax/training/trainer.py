@@ -30,6 +30,7 @@ from transformer_jax.runs import run
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpora
+from transformer_jax.training.costs import ideal_seconds_fn
 from transformer_jax.training.meter import Meter
 from transformer_jax.training.reporters import MetricsFile, Reporter
 from transformer_jax.training.resume import (
@@ -140,6 +141,7 @@ class Trainer:
         self.update = compile_step(
             update_fn(setup), setup.mesh, executor, result=(specs, REPLICATED), donate=True
         )
+        self.ideal_seconds = ideal_seconds_fn(setup)
         self.dev_loss = dev_loss_fn(setup.model, setup.config, setup.mesh, executor)
         greedy = dataclasses.replace(setup.config, decode=DecodeConfig(beam=1))
         self.translator = Translator(greedy, setup.tokenizers, {}, setup.mesh)
@@ -169,7 +171,8 @@ class Trainer:
                 with meter.dispatching(batch):
                     state, metrics = self.update(state, placed, key)
                 step += 1
-                meter.add(step, metrics, batch)
+                ideal = self.ideal_seconds(placed) if self.ideal_seconds else 0.0
+                meter.add(step, metrics, batch, ideal)
                 trace(step, metrics)
                 progress.seconds = meter.seconds()
             self.checkpoints.wait()

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from tools.windows import KINDS, MODES, flops_per_query
-from transformer_jax.benchmark.flops import count_flops, largest_product
+from transformer_jax.flops import count_flops, largest_product
 
 A, B = jnp.ones((3, 4)), jnp.ones((4, 5))
 PRODUCT = 2 * 3 * 4 * 5

@@ -14,6 +14,7 @@ import jax
 from jax.extend import core
 
 from transformer_jax.errors import UserError
+from transformer_jax.types import Size
 
 
 def count_flops(function: Callable[..., Any], *args: Any) -> int:
@@ -24,7 +25,7 @@ def count_flops(function: Callable[..., Any], *args: Any) -> int:
     its most expensive branch. UserError: a `while` loop contains products, and how often it runs
     depends on values.
     """
-    return _count(jax.make_jaxpr(function)(*args).jaxpr)
+    return count_products(jax.make_jaxpr(function)(*args).jaxpr)
 
 
 def largest_product(function: Callable[..., Any], *args: Any) -> int:
@@ -41,12 +42,16 @@ def _largest(jaxpr: Any) -> int:
     return max([*inner, *(x.size * x.dtype.itemsize for x in products)], default=0)
 
 
-def _count(jaxpr: Any) -> int:
+def count_products(jaxpr: Any) -> Size:
+    """Returns the operations of all matrix products of a jaxpr, as `count_flops`.
+
+    The number is symbolic if sizes are (`jax.export`).
+    """
     return sum(_count_equation(e.primitive.name, e) for e in jaxpr.eqns)
 
 
-def _count_equation(name: str, equation: Any) -> int:
-    inner = [_count(jaxpr) for jaxpr in _subjaxprs(equation.params)]
+def _count_equation(name: str, equation: Any) -> Size:
+    inner = [count_products(jaxpr) for jaxpr in _subjaxprs(equation.params)]
     if name == "dot_general":
         return _count_product(equation)
     if name == "scan":
@@ -60,7 +65,7 @@ def _count_equation(name: str, equation: Any) -> int:
     return max(inner) if name == "cond" else sum(inner)
 
 
-def _count_product(equation: Any) -> int:
+def _count_product(equation: Any) -> Size:
     (contracted, _), _ = equation.params["dimension_numbers"]
     shape = equation.invars[0].aval.shape
     return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(shape[i] for i in contracted)

@@ -1,0 +1,75 @@
+"""The costs of a step, counted from its jaxpr, are those of the program."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import pytest
+from common import tiny
+
+from transformer_jax.accelerators import find_accelerator
+from transformer_jax.config import AttentionConfig, Config, DataConfig, MeshConfig, ModelConfig
+from transformer_jax.data.buckets import Shape
+from transformer_jax.flops import count_flops
+from transformer_jax.parallel.mesh import make_mesh
+from transformer_jax.training.costs import StepCosts
+from transformer_jax.training.setup import StepSetup, empty_batch, prepare_step, update_fn
+
+SHAPES = (Shape(16, 24, 40), Shape(40, 64, 48))
+
+
+def setup_of(model: ModelConfig, **changes: Any) -> StepSetup:
+    config = replace(Config(model=model, **changes), mesh=MeshConfig(data=1))
+    return prepare_step(config, (40, 40), make_mesh(config.mesh, jax.devices()[:1]))
+
+
+MODELS = {
+    "soft": tiny(max_length=64),
+    "local-p": tiny(max_length=64, encoder_attention=AttentionConfig("local-p", window=3)),
+    "latent": tiny(max_length=64, cross_attention=AttentionConfig("latent")),
+    "hard": tiny(layers=2, max_length=64, cross_attention=AttentionConfig("hard", layer=1)),
+    "classifier": tiny(max_length=64, labels=50, tied="none"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_operations_are_those_of_the_step_at_each_shape(name: str) -> None:
+    packing = name == "soft"
+    setup = setup_of(MODELS[name], data=DataConfig(packing=packing))
+    alone = replace(setup, model=setup.model.clone(kernel="reference"))
+    costs = StepCosts(setup, "none")
+    for shape in SHAPES if packing else SHAPES[:1]:
+        arguments = setup.abstract_state, empty_batch(shape, packing), jax.random.key(0)
+        assert costs.flops(shape) == count_flops(update_fn(alone), *arguments)
+
+
+def test_operations_are_within_a_tenth_of_what_xla_counts() -> None:
+    """XLA also counts the operations outside products, and a loop's body once: there is no loop."""
+    setup = setup_of(tiny(d_model=128, d_ff=512, max_length=64))
+    shape = Shape(8, 24, 32)
+    arguments = setup.abstract_state, empty_batch(shape), jax.random.key(0)
+    counted = jax.jit(update_fn(setup)).lower(*arguments).cost_analysis()
+    assert counted is not None
+    assert StepCosts(setup, "none").flops(shape) == pytest.approx(counted["flops"], rel=0.1)
+
+
+def test_rematerialization_keeps_less_and_computes_more() -> None:
+    setup, shape = setup_of(tiny(max_length=64)), SHAPES[0]
+    none, products, layers = (StepCosts(setup, x) for x in ("none", "products", "layers"))
+    assert none.flops(shape) == products.flops(shape) < layers.flops(shape)
+    assert none.saved_bytes(shape) > products.saved_bytes(shape) > layers.saved_bytes(shape)
+
+
+def test_accelerators_are_known_by_their_names() -> None:
+    def tflops(kind: str) -> float | None:
+        found = find_accelerator(kind)
+        return found and found.tflops
+
+    assert tflops("NVIDIA H100 80GB HBM3") == 989
+    assert tflops("NVIDIA H100 PCIe") == 756
+    assert tflops("NVIDIA A100-SXM4-40GB") == 312
+    assert tflops("Tesla T4") == 65
+    assert tflops("NVIDIA L40S") == 362
+    assert tflops("TPU v5 lite") == 197
+    assert tflops("TPU v5") == 459
+    assert tflops("cpu") is None

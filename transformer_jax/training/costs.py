@@ -1,0 +1,102 @@
+"""Counts the operations and the memory of a training step from its jaxpr, without compiling it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import export
+from jax.extend.core import Var
+
+from transformer_jax.accelerators import find_accelerator
+from transformer_jax.data.buckets import Shape
+from transformer_jax.flops import count_products
+from transformer_jax.training.setup import Setup, StepSetup, loss_fn
+from transformer_jax.types import Batch, unconstrained
+
+
+class StepCosts:
+    """What a training step costs, as a function of the shape of its batch.
+
+    The step is traced once, with symbolic sizes. Attention is that of the kernel `reference`, whose
+    operations are known: it computes the scores of all pairs of positions, as is usual where the
+    utilization of devices is reported. remat: as in `ExecutionConfig`; with "none", no operation is
+    counted twice.
+    """
+
+    def __init__(self, setup: StepSetup, remat: str) -> None:
+        config = setup.config
+        alone = {"kernel": "reference", "constrain": unconstrained, "shards": 1}
+        model = setup.model.clone(**alone, remat=remat)
+        loss = loss_fn(model, config.optimizer.label_smoothing)
+        state = setup.abstract_state
+
+        def traced(params: Any, batch: Batch, key: Any, averages: Any) -> Any:
+            _, backward, _ = jax.vjp(
+                lambda params: loss(params, batch, key, averages), params, has_aux=True
+            )
+            return backward, backward(jnp.ones(()))
+
+        batch = _symbolic_batch(packed=config.data.packing, labels=config.model.labels)
+        trace = jax.make_jaxpr(traced, return_shape=True)
+        closed, (backward, _) = trace(state.params, batch, jax.random.key(0), state.averages)
+        kept = closed.jaxpr.outvars[: len(jax.tree.leaves(backward))]
+        residuals: set[Any] = {x for x in kept if isinstance(x, Var)} - {*closed.jaxpr.invars}
+        self._flops = count_products(closed.jaxpr)
+        self._saved = sum(math.prod(x.aval.shape) * x.aval.dtype.itemsize for x in residuals)
+
+    def flops(self, shape: Shape) -> int:
+        """Returns the operations of the matrix products of a step, over all devices."""
+        return _evaluate(self._flops, shape)
+
+    def saved_bytes(self, shape: Shape) -> int:
+        """Returns the bytes that the forward pass keeps for the backward pass, over all devices."""
+        return _evaluate(self._saved, shape)
+
+
+def ideal_seconds_fn(setup: Setup) -> Callable[[Batch], float] | None:
+    """Returns a function (batch) -> the seconds that the products of a step take at the peak of all
+    devices; None: the peak is not known.
+
+    Divided by the seconds that the step takes, they are the model FLOPs utilization (Chowdhery et
+    al. 2022, appendix B), which does not count what is rematerialized.
+    """
+    execution = setup.config.execution
+    known = find_accelerator(setup.mesh.devices.flat[0].device_kind)
+    tflops = execution.peak_tflops or (known.tflops if known else None)
+    if tflops is None:
+        return None
+    peak, costs = tflops * 1e12 * setup.mesh.size, StepCosts(setup, "none")
+    flops = cache(costs.flops)
+
+    def ideal_seconds(batch: Batch) -> float:
+        rows, source = batch.source.shape
+        return flops(Shape(rows, source, batch.target_out.shape[1])) / peak
+
+    return ideal_seconds
+
+
+def _symbolic_batch(packed: bool, labels: int | None) -> Batch:
+    constraints = [] if labels is None else [f"target <= {labels + 1}"]
+    rows, source, target = export.symbolic_shape("rows, source, target", constraints=constraints)
+    sources = jax.ShapeDtypeStruct((rows, source), jnp.int32)
+    targets = jax.ShapeDtypeStruct((rows, target), jnp.int32)
+    more = (sources, sources, targets, targets) if packed else ()
+    return Batch(sources, targets, targets, *more)
+
+
+def _evaluate(polynomial: Any, shape: Shape) -> int:
+    """Returns the value of a symbolic size, such as "6*rows*source + 2*rows^2"."""
+    sizes = shape._asdict()
+
+    def power(text: str) -> int:
+        base, _, exponent = text.partition("^")
+        return (sizes[base] if base in sizes else int(base)) ** int(exponent or 1)
+
+    terms = re.split(r" \+ ", str(polynomial).replace(" - ", " + -1*"))
+    return sum(math.prod(map(power, term.split("*"))) for term in terms)
