@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from transformer_jax.types import Key
+from transformer_jax.types import Key, Size
 
 
 def realised_rate(rate: float) -> float:
@@ -29,7 +29,7 @@ def dropout(x: Float[Array, "..."], rate: float, key: Key | None) -> Float[Array
     return jnp.where(keep_mask(key, x.shape, rate), x / (1 - rate), jnp.zeros((), x.dtype))
 
 
-def keep_mask(key: Key, shape: tuple[int, ...], rate: float) -> Bool[Array, "..."]:
+def keep_mask(key: Key, shape: tuple[Size, ...], rate: float) -> Bool[Array, "..."]:
     """Returns a mask that is True with probability 1 - `rate`, a multiple of 1/256."""
     *rows, width = shape
     words = _hash(jax.random.key_data(key), (*rows, -(-width // 4)))
@@ -37,7 +37,7 @@ def keep_mask(key: Key, shape: tuple[int, ...], rate: float) -> Bool[Array, "...
     return bytes_ >= jnp.uint8(round(rate * 256))
 
 
-def _hash(key: Array, shape: tuple[int, ...]) -> Array:
+def _hash(key: Array, shape: tuple[Size, ...]) -> Array:
     """Returns a 32-bit word for each index of `shape`."""
     index = jnp.zeros(shape, jnp.uint32)
     stride = 1

@@ -1,5 +1,4 @@
-"""How much memory a program may still allocate: on the device, or on the host within the limits of
-its control groups (containers)."""
+"""How much memory a program may still allocate, on the device or within a container's limit."""
 
 from __future__ import annotations
 

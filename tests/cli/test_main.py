@@ -24,6 +24,7 @@ from transformer_jax.config import Config, to_json
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.run import Run
+from transformer_jax.training import planning
 
 ROOT = Path(__file__).parents[2]
 
@@ -276,12 +277,40 @@ def test_averages_are_runs(
 
 
 def test_inspection_says_what_a_run_takes(
-    finished: Run, capsys: pytest.CaptureFixture[str]
+    finished: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["inspect", f"--run={finished.folder}"])
+    main(["inspect", f"--run={finished.folder}", "--devices=64", "--config.mesh.fsdp=4"])
     text = capsys.readouterr().out
-    for word in ("parameters", "of slots filled", "programs", "MiB of temporaries", '"d_ff": 32'):
+    for word in ("parameters", "of slots filled", '"d_ff": 32', "temporaries, MiB (estimated)"):
         assert word in text
+    assert "64 devices, mesh data 16 x fsdp 4; on each of them:" in text
+    assert re.search(r"\nmemory      [\d.]+ MiB of [\d,.]+ MiB\n$", text)
+    main(["inspect", f"--run={finished.folder}", "--config.data.shapes=1", "--compile"])
+    assert "compiled in, s" in capsys.readouterr().out
+    monkeypatch.setattr(planning, "usable_host_memory", lambda: 64 * 30_000)
+    main(["inspect", f"--run={finished.folder}", "--devices=64"])
+    *_, verdict, first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"memory      does not fit: [\d.]+ MiB of 0.0 MiB", verdict)
+    assert first.strip().startswith("--config.")
+    assert second.strip().startswith("--config.")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--devices=0"], "--devices=0: must be at least 1"),
+        (["--devices=64", "--compile"], "--devices=64: there are 8 here to compile for; leave out"),
+        (["--devices=6", "--config.mesh.fsdp=4"], "needs a multiple of 4 devices, not the 6 here"),
+        (["--topology=v5e:2x4", "--devices=8"], "--topology: has its own number of devices; leave"),
+        (["--topology=v5e:3x3"], "topology v5e:3x3: "),
+        (["--config.mesh.tensor=16", "--devices=16"], "mesh.tensor=16: must divide model.heads=4"),
+    ],
+)
+def test_devices_to_plan_for_are_checked(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["inspect", "--config=configs/quickstart.py", *options]
+    assert message in error_line(command, capsys)
 
 
 @pytest.mark.parametrize("command", ["translate", "inspect"])

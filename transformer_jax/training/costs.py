@@ -17,7 +17,7 @@ from transformer_jax.accelerators import find_accelerator
 from transformer_jax.data.buckets import Shape
 from transformer_jax.flops import count_products
 from transformer_jax.training.setup import Setup, StepSetup, loss_fn
-from transformer_jax.types import Batch, unconstrained
+from transformer_jax.types import Batch, Size, unconstrained
 
 
 class StepCosts:
@@ -30,33 +30,19 @@ class StepCosts:
     """
 
     def __init__(self, setup: StepSetup, remat: str) -> None:
-        config = setup.config
-        alone = {"kernel": "reference", "constrain": unconstrained, "shards": 1}
-        model = setup.model.clone(**alone, remat=remat)
-        loss = loss_fn(model, config.optimizer.label_smoothing)
-        state = setup.abstract_state
-
-        def traced(params: Any, batch: Batch, key: Any, averages: Any) -> Any:
-            _, backward, _ = jax.vjp(
-                lambda params: loss(params, batch, key, averages), params, has_aux=True
-            )
-            return backward, backward(jnp.ones(()))
-
-        batch = _symbolic_batch(packed=config.data.packing, labels=config.model.labels)
-        trace = jax.make_jaxpr(traced, return_shape=True)
-        closed, (backward, _) = trace(state.params, batch, jax.random.key(0), state.averages)
-        kept = closed.jaxpr.outvars[: len(jax.tree.leaves(backward))]
-        residuals: set[Any] = {x for x in kept if isinstance(x, Var)} - {*closed.jaxpr.invars}
-        self._flops = count_products(closed.jaxpr)
-        self._saved = sum(math.prod(x.aval.shape) * x.aval.dtype.itemsize for x in residuals)
+        self._flops, self._saved = _trace(setup, remat)
+        self._all = self._saved if remat == "none" else _trace(setup, "none")[1]
+        self._layers = sum(setup.config.model.depths)
 
     def flops(self, shape: Shape) -> int:
         """Returns the operations of the matrix products of a step, over all devices."""
         return _evaluate(self._flops, shape)
 
     def saved_bytes(self, shape: Shape) -> int:
-        """Returns the bytes that the forward pass keeps for the backward pass, over all devices."""
-        return _evaluate(self._saved, shape)
+        """Returns the bytes of the activations that the backward pass needs, over all devices."""
+        saved = _evaluate(self._saved, shape)
+        # Those of one layer at a time are computed again, and are then in memory, too.
+        return saved + (_evaluate(self._all, shape) - saved) // self._layers
 
 
 def ideal_seconds_fn(setup: Setup) -> Callable[[Batch], float] | None:
@@ -79,6 +65,29 @@ def ideal_seconds_fn(setup: Setup) -> Callable[[Batch], float] | None:
         return flops(Shape(rows, source, batch.target_out.shape[1])) / peak
 
     return ideal_seconds
+
+
+def _trace(setup: StepSetup, remat: str) -> tuple[Size, Size]:
+    """Returns the operations of the products, and the bytes kept for the backward pass."""
+    config = setup.config
+    alone = {"kernel": "reference", "constrain": unconstrained, "shards": 1}
+    model = setup.model.clone(**alone, remat=remat)
+    loss = loss_fn(model, config.optimizer.label_smoothing)
+    state = setup.abstract_state
+
+    def traced(params: Any, batch: Batch, key: Any, averages: Any) -> Any:
+        _, backward, _ = jax.vjp(
+            lambda params: loss(params, batch, key, averages), params, has_aux=True
+        )
+        return backward, backward(jnp.ones(()))
+
+    batch = _symbolic_batch(packed=config.data.packing, labels=config.model.labels)
+    trace = jax.make_jaxpr(traced, return_shape=True)
+    closed, (backward, _) = trace(state.params, batch, jax.random.key(0), state.averages)
+    kept = closed.jaxpr.outvars[: len(jax.tree.leaves(backward))]
+    residuals: set[Any] = {x for x in kept if isinstance(x, Var)} - {*closed.jaxpr.invars}
+    saved = sum(math.prod(x.aval.shape) * x.aval.dtype.itemsize for x in residuals)
+    return count_products(closed.jaxpr), saved
 
 
 def _symbolic_batch(packed: bool, labels: int | None) -> Batch:

@@ -47,15 +47,20 @@ class Planner:
     """Plans the steps of a config for a mesh, which may be abstract, and for its variants.
 
     vocabularies: the numbers of source and target ids. mesh: makes the mesh of a config.
-    UserError: as `prepare_step`.
+    costs: those of a config with the same model and rematerialization. UserError: as
+    `prepare_step`.
     """
 
     def __init__(
-        self, config: Config, vocabularies: tuple[int, int], mesh: Callable[[Config], AnyMesh]
+        self,
+        config: Config,
+        vocabularies: tuple[int, int],
+        mesh: Callable[[Config], AnyMesh],
+        costs: StepCosts | None = None,
     ) -> None:
         self.config, self._vocabularies, self._mesh = config, vocabularies, mesh
         self.setup = prepare_step(config, vocabularies, mesh(config))
-        self.costs = StepCosts(self.setup, config.execution.remat)
+        self.costs = costs or StepCosts(self.setup, config.execution.remat)
 
     def shape(self, shape: Shape) -> Shape:
         """Returns the shape of a batch with the empty rows that the devices need."""
@@ -88,7 +93,8 @@ class Planner:
         """Returns the planner of the config with fields of one section changed."""
         changed = replace(getattr(self.config, section), **changes)
         config = replace(self.config, **{section: changed})
-        return Planner(config, self._vocabularies, self._mesh)
+        costs = None if section == "execution" else self.costs
+        return Planner(config, self._vocabularies, self._mesh, costs)
 
 
 class Remedy(NamedTuple):
@@ -105,8 +111,8 @@ def remedies(
     """Yields changes with which a step needs at most `limit` bytes on each device.
 
     The cheapest come first: more microbatches and sharding cost little time, rematerialization up
-    to a third more, and smaller batches make it another training. compiles: whether to compile each
-    variant in place of estimating its memory.
+    to a third more, and smaller batches make it another training. compiles: whether to compile what
+    fits by the estimate.
     """
     flops = planner.costs.flops(planner.shape(shape))
     for family in _families(planner.config, planner.setup.mesh.size):
@@ -114,7 +120,9 @@ def remedies(
             changed = planner.variant(section, **{field: value})
             rows = shape.rows * changed.config.data.batch_tokens // planner.config.data.batch_tokens
             smaller = shape._replace(rows=max(rows, 8))
-            needed = sum(changed.compiled(smaller)[0] if compiles else changed.memory(smaller))
+            needed = sum(changed.memory(smaller))
+            if compiles and needed <= limit:
+                needed = sum(changed.compiled(smaller)[0])
             if needed <= limit:
                 more = changed.costs.flops(changed.shape(smaller)) / flops
                 yield Remedy(f"--config.{section}.{field}={value}", needed, more)

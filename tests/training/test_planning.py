@@ -1,0 +1,103 @@
+"""Plans are those of the compiled programs. Eight devices made of the CPU."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+import pytest
+from common import tiny
+
+from transformer_jax.config import Config, ExecutionConfig, MeshConfig
+from transformer_jax.data.buckets import Shape
+from transformer_jax.parallel import parameters
+from transformer_jax.parallel.collectives import collectives
+from transformer_jax.training import planning
+from transformer_jax.training.planning import (
+    Planner,
+    compile_training_step,
+    device_memory,
+    mesh_maker,
+    remedies,
+)
+
+SHAPE = Shape(180, 24, 32)
+IDS = (40, 40)
+DATA, ALL = MeshConfig(data=8), MeshConfig(data=2, fsdp=2, tensor=2)
+
+
+@pytest.fixture(autouse=True)
+def small_arrays_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameters, "MIN_SHARDED_SIZE", 64)
+
+
+def planner(mesh: MeshConfig, devices: Any = None, **changes: Any) -> Planner:
+    config = Config(model=tiny(d_model=32, d_ff=64, max_length=32, dropout=0.1), mesh=mesh)
+    return Planner(replace(config, **changes), IDS, mesh_maker(devices))
+
+
+@cache
+def compiled(mesh: MeshConfig, remat: Any = "none") -> Any:
+    made = planner(mesh, execution=ExecutionConfig(remat=remat))
+    return compile_training_step(made.setup, made.shape(SHAPE))
+
+
+@pytest.mark.parametrize("mesh", [DATA, ALL])
+def test_bytes_are_those_of_the_programs_arguments(mesh: MeshConfig) -> None:
+    rng = jax.random.key_data(jax.random.key(0)).nbytes
+    arguments = compiled(mesh).memory_analysis().argument_size_in_bytes
+    here, absent = planner(mesh), planner(mesh, 8)
+    assert here.shape(SHAPE) == (184 if mesh is DATA else 180, 24, 32)
+    assert here.memory(SHAPE).arguments + rng == arguments
+    assert here.memory(SHAPE) == absent.memory(SHAPE)
+
+
+def test_devices_exchange_the_gradients_once() -> None:
+    """Also those of the tied embeddings, which are used three times."""
+    found = collectives(compiled(DATA))
+    assert found.keys() == {"all-reduce"}
+    gradients = planner(DATA).memory(SHAPE).params
+    assert gradients <= found["all-reduce"].bytes <= gradients + 64  # and a few scalars
+
+
+def test_rematerialization_saves_memory() -> None:
+    sizes = [
+        compiled(DATA, remat).memory_analysis().temp_size_in_bytes for remat in ("none", "layers")
+    ]
+    assert sizes[1] < 0.8 * sizes[0]
+
+
+def test_temporaries_are_estimated_from_what_is_kept() -> None:
+    for remat in ("none", "layers"):
+        made = planner(DATA, execution=ExecutionConfig(remat=remat))
+        estimate = made.memory(SHAPE).temporaries
+        true = compiled(DATA, remat).memory_analysis().temp_size_in_bytes
+        assert 0.9 * true < estimate < 1.6 * true, remat
+
+
+def test_remedies_fit() -> None:
+    made = planner(MeshConfig(), 64)
+    large = SHAPE._replace(rows=2048)
+    limit = 2 * sum(made.memory(large)) // 3
+    found = list(remedies(made, large, limit))
+    fields = [remedy.option.partition("=")[0] for remedy in found]
+    assert fields == [
+        "--config.optimizer.accumulate",
+        "--config.execution.remat",
+        "--config.data.batch_tokens",
+    ]
+    assert all(remedy.memory <= limit for remedy in found)
+    assert found[0].operations == 1
+    assert found[2].operations == pytest.approx(0.5)
+    changed = made.variant("optimizer", accumulate=int(found[0].option.partition("=")[2]))
+    assert sum(changed.memory(large)) == found[0].memory
+    state = sum(made.memory(SHAPE)[:2])
+    sharded = list(remedies(made, SHAPE, state // 2))
+    assert [remedy.option for remedy in sharded] == ["--config.mesh.fsdp=4"]
+
+
+def test_devices_made_of_a_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Including the limit of a container, which `usable_host_memory` respects."""
+    monkeypatch.setattr(planning, "usable_host_memory", lambda: 6400)
+    assert device_memory(planner(DATA).setup.mesh) == 800
+    assert device_memory(planner(MeshConfig(), 64).setup.mesh) == 100
