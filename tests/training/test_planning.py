@@ -91,8 +91,8 @@ def test_remedies_fit() -> None:
     assert found[2].operations == pytest.approx(0.5)
     changed = made.variant("optimizer", accumulate=int(found[0].option.partition("=")[2]))
     assert sum(changed.memory(large)) == found[0].memory
-    state = sum(made.memory(SHAPE)[:2])
-    sharded = list(remedies(made, SHAPE, state // 2))
+    small = Shape(64, 2, 2)
+    sharded = list(remedies(made, small, sum(made.memory(small)[:2]) // 2))
     assert [remedy.option for remedy in sharded] == ["--config.mesh.fsdp=4"]
 
 
