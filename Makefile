@@ -9,7 +9,7 @@ INSTALLED := .venv/.installed
 # Compilation uses one core; a file's tests share what they compile.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k recipes attention attention-kinds layers windows readme docs clean
+.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k recipes attention attention-kinds layers windows remat devices scaling readme docs clean
 
 help:
 	@echo "make quickstart        train on the built-in corpus (about 5 minutes) and translate"
@@ -25,6 +25,9 @@ help:
 	@echo "make layers            compare stacked and separate layers, results/layers.json"
 	@echo "make docs              draw the pictures of docs/attention.md"
 	@echo "make windows           measure the cost of local attention, results/windows.json"
+	@echo "make remat             measure policies of rematerialization, results/remat.json"
+	@echo "make devices           compare a run on many meshes and processes (10 minutes), results/devices.json"
+	@echo "make scaling           compile for TPU slices ahead of time (an hour), results/scaling.json"
 	@echo "make readme            update tables and figures from results/ and the code"
 
 # Runs only when a dependency has changed.
@@ -90,6 +93,21 @@ windows: $(INSTALLED)
 	$(PY) -m tools.windows
 	$(MAKE) readme
 
+remat: $(INSTALLED)
+	$(PY) -m tools.remat
+	$(MAKE) readme
+
+devices: $(INSTALLED)
+	XLA_FLAGS=--xla_force_host_platform_device_count=8 $(PY) -m tools.devices
+	$(MAKE) readme
+
+# In an environment of its own: with libtpu, JAX looks for a TPU whenever it starts.
+scaling:
+	test -x .venv-tpu/bin/python || $(PYTHON) -m venv .venv-tpu
+	.venv-tpu/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -c constraints.txt -e '.[plot,tpu]'
+	JAX_PLATFORMS=cpu .venv-tpu/bin/python -m tools.scaling
+
 readme: $(INSTALLED)
 	$(PY) -m tools.documents
 
@@ -101,4 +119,4 @@ fingerprint: $(INSTALLED)
 	$(PY) -m tools.fingerprint
 
 clean:
-	rm -rf .venv .venv-newest runs
+	rm -rf .venv .venv-newest .venv-tpu runs
