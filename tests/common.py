@@ -1,5 +1,6 @@
 """Small models, batches and comparisons that several tests share."""
 
+import json
 import random
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from transformer_jax.config import (
     OptimizerConfig,
     TokenizerConfig,
     TrainConfig,
+    to_json,
 )
 from transformer_jax.models.base import Model
 from transformer_jax.models.make import make_model
@@ -251,6 +253,16 @@ def reversing_config(folder: Path) -> Config:
         optimizer=OptimizerConfig(schedule="inverse_sqrt", learning_rate=0.01, warmup=5, ema=0.9),
         train=TrainConfig(steps=12, evaluate_every=6, save_every=4, log_every=2),
     )
+
+
+def config_file(config: Config, path: Path) -> Path:
+    """Writes a config file, which other processes load."""
+    path.write_text(
+        "import json\nfrom transformer_jax.config import from_json\n"
+        f"get_config = lambda: from_json(json.loads({json.dumps(to_json(config))!r}))\n",
+        "utf-8",
+    )
+    return path
 
 
 def error_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -1,6 +1,5 @@
 """Two processes with two devices each, over local sockets."""
 
-import json
 import os
 import signal
 import socket
@@ -12,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from common import error_line
+from common import config_file, error_line
 
 from transformer_jax.cli.launch import _without_processes
-from transformer_jax.config import Config, to_json
+from transformer_jax.config import Config
 from transformer_jax.errors import UserError
 from transformer_jax.parallel import processes
 from transformer_jax.runs import checkpoint, run
@@ -27,16 +26,6 @@ ENVIRONMENT = os.environ | {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=2"),
 }
-
-
-def config_file(config: Config, path: Path) -> Path:
-    """Writes a config file, which the other processes load."""
-    path.write_text(
-        "import json\nfrom transformer_jax.config import from_json\n"
-        f"get_config = lambda: from_json(json.loads({json.dumps(to_json(config))!r}))\n",
-        "utf-8",
-    )
-    return path
 
 
 COMMAND = "from transformer_jax.cli.main import main; main()"
@@ -110,12 +99,18 @@ def test_a_process_with_another_config_is_refused_by_name(
     assert not (tmp_path / "run").exists()
 
 
-def test_processes_that_do_not_come_are_told(tiny_config: Config, tmp_path: Path) -> None:
+def test_processes_that_do_not_come_are_told(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given an address, JAX does not look for it in the environment, of which it would warn."""
     config = config_file(tiny_config, tmp_path / "config.py")
     address = f"127.0.0.1:{free_port()}"
     impatient = "from transformer_jax.parallel import processes; processes.JOIN_TIMEOUT = 3; "
     options = [f"--coordinator={address}", "--process=1/2"]
-    error = end(start(config, tmp_path / "run", *options, program=impatient + COMMAND), 2)
+    with monkeypatch.context() as pod:
+        pod.setitem(ENVIRONMENT, "KUBERNETES_SERVICE_HOST", "10.0.0.1")
+        waiting = start(config, tmp_path / "run", *options, program=impatient + COMMAND)
+    error = end(waiting, 1)
     assert error == (
         f"transformer-jax: error: --coordinator={address}: waited 3 seconds there for the "
         "coordinator\n"

@@ -30,7 +30,8 @@ def join(coordinator: str, count: int | None, index: int | None) -> None:
 
     coordinator: HOST:PORT of process 0; "auto": address, count and index come from the environment
     of Slurm, Open MPI, Kubernetes or a TPU pod. If the others do not come within `JOIN_TIMEOUT`,
-    the process ends with status 2. UserError: the environment names no coordinator.
+    the process ends with status 1, since they may come another time. UserError: the environment
+    names no coordinator.
     """
     _mute_gloo()
 
@@ -43,7 +44,7 @@ def join(coordinator: str, count: int | None, index: int | None) -> None:
             file=sys.stderr,
             flush=True,
         )
-        os._exit(2)
+        os._exit(1)
 
     watch = threading.Timer(JOIN_TIMEOUT, give_up)
     watch.daemon = True
@@ -53,6 +54,7 @@ def join(coordinator: str, count: int | None, index: int | None) -> None:
             None if coordinator == "auto" else coordinator,
             count,
             index,
+            cluster_detection_method=None if coordinator == "auto" else "deactivate",
             initialization_timeout=JOIN_TIMEOUT + 60,
             heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
         )

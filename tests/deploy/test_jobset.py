@@ -1,0 +1,138 @@
+"""The Kubernetes manifest: valid by the schemas, and its pods end as the policies expect."""
+
+import copy
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from cluster_programs import (
+    BAD_INPUT,
+    CLAIM,
+    FAILED,
+    FINISHED,
+    JOBSET,
+    ONE_DEVICE,
+    Programs,
+    container_of,
+    job_of,
+)
+from common import config_file
+
+from transformer_jax.config import Config
+
+VERSION = "1.35"
+"""Of Kubernetes, whose schemas the package `kubernetes-validate` has."""
+
+SCHEMA = yaml.safe_load(Path(__file__).with_name("jobset.schema.yaml").read_text("utf-8"))
+
+
+def validate(jobset: Any) -> None:
+    """Raises if the manifest has an unknown field, lacks one, or has a value of another type."""
+    jsonschema.validate(jobset, SCHEMA)
+    for each in jobset["spec"]["replicatedJobs"]:
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": jobset["metadata"]}
+        kubernetes_validate.validate(job | each["template"], VERSION, strict=True)
+
+
+def test_the_manifest_is_valid() -> None:
+    kubernetes_validate.validate(CLAIM, VERSION, strict=True)
+    validate(JOBSET)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda jobset: jobset["spec"].update(maxRestarts=3),
+        lambda jobset: jobset["spec"]["failurePolicy"].update(maxRestarts="3"),
+        lambda jobset: jobset["spec"]["failurePolicy"]["rules"][0].update(action="Fail"),
+        lambda jobset: jobset["spec"]["replicatedJobs"][0].pop("name"),
+        lambda jobset: job_of(jobset).update(completionmode="Indexed"),
+        lambda jobset: job_of(jobset).update(completions="2"),
+        lambda jobset: job_of(jobset)["podFailurePolicy"]["rules"][0]["onExitCodes"].pop("values"),
+        lambda jobset: container_of(jobset).update(mounts=[]),
+    ],
+)
+def test_a_wrong_manifest_is_not(spoil: Callable[[Any], Any]) -> None:
+    wrong = copy.deepcopy(JOBSET)
+    spoil(wrong)
+    with pytest.raises(jsonschema.ValidationError):
+        validate(wrong)
+
+
+def test_the_parts_of_the_manifest_agree() -> None:
+    job, container = job_of(JOBSET), container_of(JOBSET)
+    nodes = next(v["value"] for v in container["env"] if v["name"] == "NODES")
+    assert job["completions"] == job["parallelism"] == int(nodes)
+    rule = job["podFailurePolicy"]["rules"][0]
+    assert rule["onExitCodes"]["containerName"] == container["name"]
+    pod = job["template"]["spec"]
+    assert pod["restartPolicy"] == "Never"  # as podFailurePolicy demands
+    names = [volume["name"] for volume in pod["volumes"]]
+    assert [mount["name"] for mount in container["volumeMounts"]] == names
+    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == CLAIM["metadata"]["name"]
+    first = JOBSET["spec"]["replicatedJobs"][0]["name"]
+    assert JOBSET["spec"]["coordinator"]["replicatedJob"] == first
+
+
+def start_pod(
+    index: int, changes: dict[str, str], coordinator: str = "train-workers-0-0.train"
+) -> subprocess.Popen[bytes]:
+    """Starts what the container of a pod runs, with `changes` to its text."""
+    container = container_of(JOBSET)
+    command = [*container["command"], *container["args"]]
+    for old, new in changes.items():
+        command = [part.replace(old, new) for part in command]
+    pod = {"COORDINATOR": coordinator, "NODES": "2", "JOB_COMPLETION_INDEX": str(index)}
+    return subprocess.Popen(command, env=os.environ | ONE_DEVICE | pod)
+
+
+@pytest.mark.parametrize(("ending", "status"), [(FINISHED, 0), (FAILED, 1), (BAD_INPUT, 2)])
+def test_a_pod_ends_as_training_ends(ending: str, status: int, programs: Programs) -> None:
+    programs.train_ends(ending)
+    assert start_pod(1, {}).wait(20) == status
+    options = programs.options()
+    assert (options.coordinator, options.process) == ("train-workers-0-0.train:1234", "1/2")
+    assert options.run == Path("/shared/runs/base")
+
+
+def test_a_pod_that_is_told_to_end_is_not_finished(programs: Programs) -> None:
+    programs.add("transformer-jax", "trap 'kill %1; exit' TERM; touch {folder}/up; sleep 60 & wait")
+    pod = start_pod(0, {})
+    while not (programs.folder / "up").exists():
+        time.sleep(0.01)
+    pod.send_signal(signal.SIGTERM)
+    assert pod.wait(20) == 128 + signal.SIGTERM
+
+
+@pytest.mark.long
+def test_two_pods_stop_together_and_finish(
+    tiny_config: Config, programs: Programs, tmp_path: Path
+) -> None:
+    """With the real command. The Job fails with the pod that was told to end."""
+    programs.train_for_real()
+    config = config_file(tiny_config, tmp_path / "config.py")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    changes = {"configs/base.py": str(config), "/shared": str(tmp_path), ":1234": f":{port}"}
+
+    def start(steps: int) -> list[subprocess.Popen[bytes]]:
+        more = changes | {"train --": f"train --config.train.steps={steps} --"}
+        return [start_pod(index, more, "127.0.0.1") for index in range(2)]
+
+    pods = start(2000)
+    saved = tmp_path / "runs/base/checkpoints/00000012"
+    while not saved.exists() and pods[0].poll() is None:
+        time.sleep(0.1)
+    pods[1].send_signal(signal.SIGTERM)
+    assert [pod.wait(200) for pod in pods] == [0, 128 + signal.SIGTERM]
+    assert [pod.wait(200) for pod in start(20)] == [0, 0]
