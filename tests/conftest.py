@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from object_store import Bucket
+
     from transformer_jax.config import Config
     from transformer_jax.runs.run import Run
 
@@ -55,6 +57,23 @@ def finished(tiny_config: Config, tmp_path_factory: pytest.TempPathFactory) -> R
     from transformer_jax.training.trainer import train
 
     return train(tiny_config, tmp_path_factory.mktemp("runs") / "finished")
+
+
+@pytest.fixture(scope="session")
+def bucket() -> Iterator[Bucket]:
+    """The bucket gs://bucket, served on this machine to all who would ask Google for it."""
+    from object_store import Bucket
+
+    made = Bucket("bucket")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", made.url)  # for gcsfs
+        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # would ask for its kind by gRPC
+        patch.setenv("TENSORSTORE_GCS_HTTP_URL", made.url)
+        patch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "none")  # for TensorStore
+        patch.setenv("NO_GCE_CHECK", "true")  # do not look for a machine of Google's
+        yield made
+    made.close()
+    assert made.refused == []
 
 
 @pytest.fixture

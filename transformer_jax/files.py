@@ -1,21 +1,95 @@
-"""Writes a text file whole or not at all."""
+"""Paths on disks and in object storage, and texts that are written whole or not at all."""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import io
+import logging
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+import fsspec
+import fsspec.config
+from etils import epath
+
+from transformer_jax.errors import UserError
+
+AnyPath = Path | epath.Path
+"""A path on a disk, or (`epath.Path`) in a bucket of Google Cloud Storage.
+
+A bucket holds objects, which are written whole: it cannot rename or append, and has no folders
+other than the common beginnings of names.
+"""
+
+_URL = re.compile(r"(\w[\w+.-]*):/")  # Path has made one slash of two
+_BUCKET_URL = re.compile(r"gs://[\w.-]+(/(?!\.\.?(/|$))[\w.=+@-]+)+/?")
+"""Names with other characters, such as "#" or "*", mean something else to Orbax or to gcsfs."""
+
+
+def find_path(name: epath.PathLike) -> AnyPath:
+    """Returns the path of a folder on a disk or, for gs://BUCKET/NAME, in a bucket.
+
+    UserError: the name is another URL, the bucket cannot be read, or gcsfs is not installed.
+    """
+    text = os.fspath(name)
+    url = _URL.match(text)
+    if url is None:
+        return Path(text)
+    if url[1] != "gs":
+        raise UserError(
+            f"{text}: {url[1]}:// is not supported; name a folder on a disk or gs://BUCKET/NAME"
+        )
+    if not _BUCKET_URL.fullmatch(text):
+        raise UserError(
+            f"{text}: must be a str gs://BUCKET/NAME with letters, digits and -_.=+@/ only"
+        )
+    _connect(text)
+    return epath.Path(text)
+
+
+def files_below(folder: AnyPath) -> dict[str, AnyPath]:
+    """Returns all files below a folder, by their names relative to it."""
+    if isinstance(folder, epath.Path):  # one request for a thousand objects
+        system, root = fsspec.url_to_fs(str(folder))
+        names = [name.removeprefix(f"{root}/") for name in system.find(root)]
+        # Google's console makes an object "NAME/" of an empty folder.
+        return {name: folder / name for name in names if name and not name.endswith("/")}
+    return {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
+
+
+def remove_folder(folder: AnyPath) -> None:
+    """Deletes a folder and all that it holds."""
+    if isinstance(folder, epath.Path):
+        folder.rmtree(missing_ok=True)
+    else:
+        shutil.rmtree(folder)
+
+
+def flush_to_disk(path: AnyPath) -> None:
+    """Flushes a file to the disk. An object is durable as soon as it is written."""
+    if isinstance(path, Path):
+        with path.open("r+b") as file:
+            os.fsync(file.fileno())
+
 
 @contextmanager
-def write_whole(path: Path) -> Iterator[IO[str]]:
+def write_whole(path: AnyPath) -> Iterator[IO[str]]:
     """Opens a UTF-8 text file that replaces `path` when the block ends without an error.
 
-    The text is first written to a temporary file beside `path` and flushed to the disk. After an
+    On a disk, the text is first written to a temporary file beside `path` and flushed. After an
     error or a crash, `path` is what it was before.
     """
+    if isinstance(path, epath.Path):
+        text = io.StringIO()
+        yield text
+        path.write_bytes(text.getvalue().encode())
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
@@ -25,3 +99,23 @@ def write_whole(path: Path) -> Iterator[IO[str]]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@functools.cache
+def _connect(url: str) -> None:
+    """Sets up gcsfs, and checks that objects can be listed. UserError: they cannot."""
+    if importlib.util.find_spec("gcsfs") is None:
+        raise UserError(f"{url}: needs gcsfs; pip install 'transformer-jax[gcs]'")
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # its errors are exceptions, too
+    os.environ["EPATH_USE_TF"] = "false"  # epath would prefer TensorFlow if it is installed
+    # TensorStore writes objects of which a cached listing does not know.
+    fsspec.config.conf.setdefault("gs", {})["use_listings_cache"] = False
+    try:
+        files_below(epath.Path(url))
+    except FileNotFoundError as error:
+        raise UserError(f"{url}: no such bucket") from error
+    except Exception as error:  # those of gcsfs, aiohttp and google-auth have no common base
+        raise UserError(
+            f"{url}: {error}; log in with 'gcloud auth application-default login', or name the "
+            "file of a service account in GOOGLE_APPLICATION_CREDENTIALS"
+        ) from error

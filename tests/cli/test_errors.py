@@ -2,10 +2,12 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 from common import error_line
+from object_store import Bucket
 
 from transformer_jax.cli.main import main
 from transformer_jax.runs import checkpoint
@@ -187,25 +189,63 @@ def test_a_run_translates_on_another_mesh(
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("place", "message"),
     [
-        ["train", "--config=configs/quickstart.py", "--run=gs://bucket/run"],
-        ["translate", "--run=gs://bucket/run"],
-        ["average", "--run=RUN", "--out=gs://bucket/run"],
+        ("s3://bucket/run", "s3:// is not supported; name a folder on a disk or gs://BUCKET/NAME"),
+        ("memory://run", "memory:// is not supported; name a folder on a disk or gs://BUCKET/NAME"),
+        ("gs:/bucket/run", "must be a str gs://BUCKET/NAME"),  # what Path makes of gs://bucket/run
+        ("gs://bucket", "must be a str gs://BUCKET/NAME"),
+        (
+            "gs://bucket/run#1",
+            "must be a str gs://BUCKET/NAME with letters, digits and -_.=+@/ only",
+        ),
+        ("gs://bucket/runs/../run", "must be a str gs://BUCKET/NAME"),
+        ("gs://nowhere/run", "no such bucket"),
+        ("gs://private/run", "access, 401; log in with 'gcloud auth application-default login'"),
+        ("gs://bucket/missing", "needs gcsfs; pip install 'transformer-jax[gcs]'"),
     ],
 )
-def test_object_storage_is_refused_by_name(
-    command: list[str],
+@pytest.mark.parametrize("option", ["train --run", "translate --run", "average --out"])
+def test_object_storage_that_cannot_be_used_is_named(
+    option: str,
+    place: str,
+    message: str,
     finished: Run,
+    bucket: Bucket,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    config = str(Path("configs/quickstart.py").resolve())
-    places = {"RUN": str(finished.folder.resolve()), "configs/quickstart.py": config}
-    for name, place in places.items():
-        command = [argument.replace(name, place) for argument in command]
+    command = [*f"{option}={place}".split()]
+    if command[0] == "train":
+        command.append(f"--config={Path('configs/quickstart.py').resolve()}")
+    if command[0] == "average":
+        command.append(f"--run={finished.folder.resolve()}")
+    if "gcsfs" in message:
+        monkeypatch.setitem(sys.modules, "gcsfs", None)
     monkeypatch.chdir(tmp_path)
-    message = "run gs:/bucket/run: gs:// is not supported; name a folder of a mounted disk"
-    assert message in error_line(command, capsys)
+    objects = dict(bucket.objects)
+    error = error_line(command, capsys)
+    assert f"error: {place}: " in error
+    assert message in error
     assert not list(tmp_path.iterdir())
+    assert bucket.objects == objects
+
+
+def test_what_needs_a_disk_is_refused_in_object_storage(
+    bucket: Bucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = f"--config={Path('configs/quickstart.py').resolve()}"
+    monkeypatch.chdir(tmp_path)
+    objects = dict(bucket.objects)
+    new = "--run=gs://bucket/runs/new"
+    for command, message in (
+        (["train", config, new, "--profile=2"], "--profile=2: needs a run on a disk, not gs://"),
+        (["train", config, new, "--tensorboard"], "--tensorboard: needs a run on a disk, not gs:"),
+    ):
+        assert message in error_line(command, capsys)
+    assert not list(tmp_path.iterdir())
+    assert bucket.objects == objects

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from common import error_line
+from object_store import Bucket
 
 from transformer_jax.allocator import ALLOCATOR
 from transformer_jax.attention import layer_kinds
@@ -22,6 +23,7 @@ from transformer_jax.cli.commands import COMMANDS
 from transformer_jax.cli.main import main
 from transformer_jax.config import Config, to_json
 from transformer_jax.decoding.translator import Translator
+from transformer_jax.files import AnyPath, files_below, find_path
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.run import Run
 from transformer_jax.training import planning
@@ -274,6 +276,47 @@ def test_averages_are_runs(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
     assert "no space left in" in error_line(command, capsys)
     assert not (tmp_path / "b").exists()
+
+
+@pytest.fixture
+def uploaded(finished: Run, bucket: Bucket) -> AnyPath:
+    """A copy of `finished` in object storage."""
+    bucket.objects.clear()
+    folder = find_path("gs://bucket/runs/finished")
+    for name, path in files_below(finished.folder).items():
+        (folder / name).write_bytes(path.read_bytes())
+    return folder
+
+
+@pytest.mark.long
+def test_averages_in_object_storage_translate(
+    finished: Run, uploaded: AnyPath, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "input").write_text("red old\nblue\n")
+    translations = []
+    for source, out in (
+        (finished.folder, str(tmp_path / "average")),
+        (uploaded, "gs://bucket/runs/average"),
+    ):
+        main(["average", f"--run={source}", "--last=2", f"--out={out}"])
+        assert capsys.readouterr().out == f"{out}: average of steps 8, 12\n"
+        main(["translate", f"--run={out}", f"--input={tmp_path / 'input'}", "--beam=1"])
+        translations.append(capsys.readouterr().out)
+    assert translations[0] == translations[1]
+    again = error_line(["average", f"--run={uploaded}", "--out=gs://bucket/runs/average"], capsys)
+    assert "run gs://bucket/runs/average: is not empty" in again
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", ["inspect", "evaluate"])
+def test_runs_in_object_storage_are_shown_as_others(
+    command: str, finished: Run, uploaded: AnyPath, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = []
+    for folder in (finished.folder, uploaded):
+        main([command, f"--run={folder}"])
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] != ""
 
 
 def test_inspection_says_what_a_run_takes(

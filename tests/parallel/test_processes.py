@@ -9,20 +9,25 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from common import config_file, error_line
+from object_store import Bucket
 
 from transformer_jax.cli.launch import _without_processes
 from transformer_jax.config import Config
 from transformer_jax.errors import UserError
+from transformer_jax.files import AnyPath, find_path
 from transformer_jax.parallel import processes
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.run import Run
 from transformer_jax.training import setup
 from transformer_jax.training.reporters import read_metrics
+from transformer_jax.training.setup import prepare
+from transformer_jax.training.trainer import train
 
-ENVIRONMENT = os.environ | {
+ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=2"),
 }
@@ -32,12 +37,12 @@ COMMAND = "from transformer_jax.cli.main import main; main()"
 
 
 def start(
-    config: Path, folder: Path, *options: str, program: str = COMMAND
+    config: Path, folder: AnyPath, *options: str, program: str = COMMAND
 ) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", program, "train"]
     return subprocess.Popen(
         [*command, f"--config={config}", f"--run={folder}", *options],
-        env=ENVIRONMENT,
+        env=os.environ | ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -121,6 +126,35 @@ def test_processes_that_do_not_come_are_told(
     )
     assert error.endswith("; give --coordinator=HOST:PORT\n")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.long
+def test_processes_without_a_shared_disk_share_a_bucket(
+    tiny_config: Config, tmp_path: Path, bucket: Bucket
+) -> None:
+    """Each of two processes saves its parts of the arrays, with which one process continues."""
+    folder = find_path("gs://bucket/runs/shared")
+    wide = replace(tiny_config, model=replace(tiny_config.model, d_ff=2048))
+    short = replace(wide, train=replace(wide.train, steps=8))
+    options = ["--config.mesh.fsdp=4", f"--coordinator=127.0.0.1:{free_port()}"]
+    training = []
+    for index in (0, 1):
+        cache = str(tmp_path / f"cache{index}")
+        each = replace(short, data=replace(short.data, cache=cache))
+        prepare(each)  # as `inspect` does
+        config = config_file(each, tmp_path / f"config{index}.py")
+        training.append(start(config, folder, f"--process={index}/2", *options))
+    for process in training:
+        end(process, 0)
+    for index in (0, 1):
+        assert any(f"/weights/ocdbt.process_{index}/d/" in name for name in bucket.objects)
+    made = train(wide, folder)
+    assert checkpoint.steps(made.checkpoints)[-1] == 12
+    np.testing.assert_allclose(losses(made), losses(train(wide, tmp_path / "whole")), rtol=1e-5)
+    one = replace(wide, train=replace(wide.train, steps=1))
+    other = train(one, tmp_path / "other", init_from=folder)
+    ours, theirs = (jax.tree.leaves(r.params()) for r in (other, made))
+    assert max(np.abs(a - b).max() for a, b in zip(ours, theirs, strict=True)) < 0.01
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer_jax.config import OptimizerConfig
 from transformer_jax.parallel.mesh import make_mesh, replicate
-from transformer_jax.runs import checkpoint
+from transformer_jax.runs import checkpoint, manifest
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.manifest import FORMAT
 from transformer_jax.training.optimizer import make_optimizer
@@ -183,6 +183,24 @@ with checkpoint.Checkpoints(pathlib.Path(sys.argv[1]), keep=2) as checkpoints:
     assert len(list(tmp_path.iterdir())) == 3  # the unfinished one, too
     save(tmp_path, 4)
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"{n:08d}" for n in [*whole, 4]]
+
+
+def test_a_folder_appears_when_its_checkpoint_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then, a whole one of the same step is there."""
+    names: list[list[str]] = []
+    write = manifest.write
+
+    def look(*arguments: Any) -> None:
+        names.append(sorted(path.name for path in tmp_path.iterdir()))
+        write(*arguments)
+
+    monkeypatch.setattr(manifest, "write", look)
+    save(tmp_path, 1)
+    save(tmp_path, 1)
+    assert names == [["00000001.new1"], ["00000001", "00000001.new1"]]
+    assert checkpoint.steps(tmp_path) == [1]
 
 
 def test_other_devices(tmp_path: Path) -> None:

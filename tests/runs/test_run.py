@@ -15,6 +15,7 @@ import pytest
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.translator import Translator
+from transformer_jax.files import AnyPath
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.run import Run
 from transformer_jax.training.reporters import read_metrics
@@ -51,7 +52,7 @@ def test_unchosen_checkpoints_are_named(fixtures: Path) -> None:
         Translator.load(fixtures / "run", step=7)
 
 
-def again(folder: Path, old: Run, save: Callable[[Path], None] = lambda _: None) -> Run:
+def again(folder: Path, old: Run, save: Callable[[AnyPath], None] = lambda _: None) -> Run:
     """A new run with the config and the tokenizer of `old`."""
     return run.create(folder, old.config, old.tokenizers, {}, save)
 
@@ -73,7 +74,7 @@ def test_a_run_is_made_in_the_current_folder(
 def test_a_run_that_cannot_be_made_leaves_nothing(fixtures: Path, tmp_path: Path) -> None:
     old = run.load(fixtures / "run")
 
-    def full(folder: Path) -> None:
+    def full(folder: AnyPath) -> None:
         folder.mkdir()
         raise OSError(28, "No space left on device")
 

@@ -77,7 +77,7 @@ def test_a_run_that_was_stopped_is_not_measured(
     monkeypatch.setattr(loop, "train", lambda *_, **__: run)
     longer = replace(run.config, train=replace(run.config.train, steps=5))
     with pytest.raises(SystemExit, match="is not finished; repeat the command to continue"):
-        attention_kinds.train(longer, run.folder)
+        attention_kinds.train(longer, Path(run.folder))
 
 
 def test_speed_is_of_all_kinds_on_the_same_batch(

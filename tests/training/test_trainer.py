@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 from common import write_pairs
+from object_store import Bucket, Object
 
 from transformer_jax.config import (
     Config,
@@ -24,6 +26,7 @@ from transformer_jax.config import (
 )
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
+from transformer_jax.files import AnyPath, find_path
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.training.reporters import MetricsFile, read_metrics
 from transformer_jax.training.trainer import train
@@ -75,6 +78,11 @@ def assert_resumes(config: Config, whole: run.Run, folder: Path) -> None:
     with pytest.raises(Stop):
         train(config, folder, reporters=[stop_at(6)])  # between checkpoints 4 and 8
     assert checkpoint.steps(folder / "checkpoints") == [4]
+    assert_continues(config, whole, folder)
+
+
+def assert_continues(config: Config, whole: run.Run, folder: AnyPath) -> None:
+    """Continued at step 4, `config` in `folder` is the run `whole`."""
     messages = []
     made = train(config, folder, reporters=[messages.append])
     assert any("continuing" in r.get("text", "") and "step 4" in r["text"] for r in messages)
@@ -94,6 +102,27 @@ def test_a_run_stopped_and_resumed_is_bit_identical(
 ) -> None:
     """Dropout, subword sampling and moving average on, in the middle of an epoch."""
     assert_resumes(tiny_config, finished, tmp_path / "r")
+
+
+def test_so_is_one_in_object_storage_that_was_killed(
+    tiny_config: Config, finished: run.Run, bucket: Bucket
+) -> None:
+    """After step 6, with the checkpoint of step 4 as the last whole one."""
+    folder = find_path("gs://bucket/runs/killed")
+    left: list[dict[str, Object]] = []
+
+    def kill(record: dict[str, Any]) -> None:
+        if record["kind"] == "train" and record["step"] == 6:
+            while checkpoint.steps(folder / "checkpoints") != [4]:
+                time.sleep(0.1)
+            left.append(dict(bucket.objects))
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(tiny_config, folder, reporters=[kill])
+    bucket.objects = left[0]  # without what was written after step 6
+    assert [r["step"] for r in read_metrics(folder / "metrics.jsonl")] == [2, 4]
+    assert_continues(tiny_config, finished, folder)
 
 
 def test_so_is_one_of_packed_rows_in_pieces(tiny_config: Config, tmp_path: Path) -> None:

@@ -57,11 +57,11 @@ class Train(ProcessOptions, ModelOptions):
 
     takes_config = True
 
-    run: Path
+    run: Annotated[str, arg(metavar="PATH")]
     """Folder of the run; the same command given again continues the run."""
     new: bool = False
     """Refuse to continue a run."""
-    init_from: Annotated[Path | None, arg(metavar="RUN")] = None
+    init_from: Annotated[str | None, arg(metavar="RUN")] = None
     """Run whose parameters and tokenizer a new run starts with."""
     profile: int = 0
     """Number of steps to trace into RUN/profile."""
@@ -73,7 +73,7 @@ class Train(ProcessOptions, ModelOptions):
 class SearchOptions(ModelOptions):
     """Options of every command that translates. The defaults are those of the run's config."""
 
-    run: Path
+    run: Annotated[str, arg(metavar="PATH")]
     """Folder of the run."""
     step: Annotated[int | None, arg(metavar="N")] = None
     """Checkpoint; default: the best one."""
@@ -124,9 +124,9 @@ class Average(Options):
     transformer-jax average --run=runs/base --last 5 --out=runs/base-average
     """
 
-    run: Path
+    run: Annotated[str, arg(metavar="PATH")]
     """Folder of the run."""
-    out: Path
+    out: Annotated[str, arg(metavar="PATH")]
     """Folder of the new run."""
     last: Annotated[int | None, arg(metavar="N")] = None
     """Number of newest checkpoints; default: all but an older best one."""
@@ -143,7 +143,7 @@ class Inspect(ModelOptions):
 
     takes_config = True
 
-    run: Path | None = None
+    run: Annotated[str | None, arg(metavar="PATH")] = None
     """Folder of a run, whose config and tokenizer to inspect."""
     devices: Annotated[int | None, arg(metavar="N")] = None
     """Number of devices to plan for; default: those here."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Train
 from transformer_jax.cli.common import join_processes, set_up
 from transformer_jax.config import Config
 from transformer_jax.errors import UserError
+from transformer_jax.files import find_path
 from transformer_jax.runs import run as runs
 from transformer_jax.training import trainer
 from transformer_jax.training.reporters import Reporter, TensorBoard, Terminal
@@ -24,7 +23,7 @@ def run(options: Train, arguments: ConfigArguments) -> None:
     with Terminal() as terminal:
         reporters: list[Reporter] = [terminal]
         if options.tensorboard:
-            reporters.append(TensorBoard(options.run / "tensorboard"))
+            reporters.append(TensorBoard(find_path(options.run) / "tensorboard"))
         trainer.train(
             config,
             options.run,
@@ -35,7 +34,7 @@ def run(options: Train, arguments: ConfigArguments) -> None:
         )
 
 
-def _stored_config(folder: Path, arguments: ConfigArguments) -> Config:
+def _stored_config(folder: str, arguments: ConfigArguments) -> Config:
     """Returns the config of the run to continue.
 
     UserError: there is no run, or it was trained with a kernel of the user's own. Such a name is

@@ -7,10 +7,10 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from etils import epath
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
@@ -85,10 +85,14 @@ class Translator:
 
     @classmethod
     def load(
-        cls, folder: str | Path, *, step: int | None = None, decode: DecodeConfig | None = None
+        cls,
+        folder: epath.PathLike,
+        *,
+        step: int | None = None,
+        decode: DecodeConfig | None = None,
     ) -> Translator:
         """Returns the translator of a run, with its best checkpoint or that of `step`."""
-        return cls.of_run(run.load(Path(folder)), step=step, decode=decode)
+        return cls.of_run(run.load(folder), step=step, decode=decode)
 
     @classmethod
     def of_run(

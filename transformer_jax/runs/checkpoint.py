@@ -5,14 +5,19 @@
                          progress.json  what the training loop stores besides arrays
                          manifest.json  format, step, best or not; name, size, sha256 of each file
 
-A checkpoint is built under another name and renamed once its manifest is written. It is renamed
-again before it is deleted. Therefore every checkpoint that `steps` lists is whole, even after the
-process was killed. Loading verifies the digests first and executes no code from the files.
+A checkpoint counts from when its manifest is written, which is done last, until its manifest is
+deleted, which is done first. Therefore every checkpoint that `steps` lists is whole, even after the
+process was killed, on a disk and in object storage. Loading verifies the digests first and executes
+no code from the files.
+
+On a disk a checkpoint is built as STEP.newN and renamed once it is whole. Object storage cannot
+rename: there it is built under its final name, which is STEP.newN if STEP is saved again.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import logging
 import os
@@ -27,19 +32,20 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from orbax.checkpoint import type_handlers
 
 from transformer_jax.errors import UserError
-from transformer_jax.files import write_whole
+from transformer_jax.files import AnyPath, files_below, remove_folder, write_whole
 from transformer_jax.json_text import parse_json
-from transformer_jax.parallel.processes import is_coordinator, wait_for_all
+from transformer_jax.parallel.processes import broadcast, is_coordinator, wait_for_all
 from transformer_jax.runs import manifest
 from transformer_jax.runs.upgrade import upgrade
 from transformer_jax.types import Params
 
 _PROGRESS = "progress.json"
-_NAME = re.compile("[0-9]{8}|[1-9][0-9]{8,}")
-_UNFINISHED = re.compile(r"[0-9]{8,}\.(new|old).*")
+_NAME = re.compile(r"([0-9]{8}|[1-9][0-9]{8,})(?:\.new([0-9]+))?")
+_REMAINS = re.compile(r"[0-9]{8,}(\.(new|old).*)?")  # of a checkpoint, unless it is whole
 
 
 def _mute_orbax() -> None:
@@ -76,8 +82,8 @@ class Checkpoints:
     all of them must make the same calls.
     """
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self._folder = folder.absolute()
+    def __init__(self, folder: AnyPath, keep: int) -> None:
+        self._folder = _absolute(folder)
         self._keep = keep
         handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
         handlers.add(None, ocp.args.PyTreeSave, _handler())
@@ -93,8 +99,9 @@ class Checkpoints:
         )
         self._background = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
-        self._attempts = 0
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._used: set[str] = set()  # names of checkpoints
+        if isinstance(self._folder, Path):
+            self._folder.mkdir(parents=True, exist_ok=True)
         self._remove_unfinished()
 
     def __enter__(self) -> Checkpoints:
@@ -115,9 +122,7 @@ class Checkpoints:
         self.wait()
         _require_space(self._folder, trees)
         text = json.dumps(progress)
-        # A failed write may continue for a while, so its name is not used again.
-        self._attempts += 1
-        new = self._folder / f"{step:08d}.new{self._attempts}"
+        new = self._folder / broadcast(self._unused_name(step))
         arguments = {name: ocp.args.PyTreeSave(tree) for name, tree in trees.items()}
         self._orbax.save(new, args=ocp.args.Composite(**arguments))
         self._pending = self._background.submit(self._finish, step, new, text, best)
@@ -139,52 +144,68 @@ class Checkpoints:
             self._background.shutdown()
             self._orbax.close()
 
-    def _finish(self, step: int, new: Path, progress: str, best: bool) -> None:
+    def _unused_name(self, step: int) -> str:
+        """Returns a name for a new checkpoint that comes after all others of this step.
+
+        A failed write may continue for a while, so its name is not used again.
+        """
+        names = self._used | {path.name for path in self._folder.glob("*")}
+        matches = (_NAME.fullmatch(name) for name in names)
+        numbers = [int(m[2] or 0) for m in matches if m and int(m[1]) == step]
+        number = max(numbers, default=0 if isinstance(self._folder, Path) else -1) + 1
+        name = f"{step:08d}.new{number}" if number else f"{step:08d}"
+        self._used.add(name)
+        return name
+
+    def _finish(self, step: int, new: AnyPath, progress: str, best: bool) -> None:
         try:
             self._orbax.wait_until_finished()
             if is_coordinator():
-                for note in new.rglob("commit_success.txt"):
-                    note.unlink()  # of Orbax; holds an absolute path, which a copied run changes
+                for path in files_below(new).values():
+                    if path.name == "commit_success.txt":  # of Orbax
+                        path.unlink()  # holds an absolute path, which a copied run changes
                 with write_whole(new / _PROGRESS) as file:
                     file.write(progress)
                 manifest.write(new, step, best)
                 self._publish(step, new)
         except Exception as error:
-            where = manifest.describe(_path(self._folder, step))
-            raise OSError(f"saving {where}: {_reason(error)}") from error
+            raise OSError(f"saving {manifest.describe(new)}: {_reason(error)}") from error
 
-    def _publish(self, step: int, new: Path) -> None:
-        final = _path(self._folder, step)
-        if final.exists():
-            _remove(final)
-        new.rename(final)
-        existing = steps(self._folder)
-        best = next((n for n in reversed(existing) if _is_best(_path(self._folder, n))), None)
+    def _publish(self, step: int, new: AnyPath) -> None:
+        """Removes the checkpoints that the new one replaces: of its step, and the oldest ones."""
+        for path in self._folder.glob("*"):
+            if (match := _NAME.fullmatch(path.name)) and int(match[1]) == step and path != new:
+                _remove(path)
+        if isinstance(new, Path):
+            new.rename(new.with_suffix(""))
+        whole = _whole(self._folder)
+        existing = [*whole]
+        best = next((n for n in reversed(existing) if _is_best(whole[n])), None)
         kept = {*existing[-self._keep :], step, best}
         for old in set(existing) - kept:
-            _remove(_path(self._folder, old))
+            _remove(whole[old])
 
     def _remove_unfinished(self) -> None:
-        for path in self._folder.glob("*"):
-            if _UNFINISHED.fullmatch(path.name) and is_coordinator():
-                shutil.rmtree(path, ignore_errors=True)
+        if is_coordinator():
+            whole = _whole(self._folder).values()
+            for path in self._folder.glob("*"):
+                if _REMAINS.fullmatch(path.name) and path not in whole:
+                    with contextlib.suppress(Exception):
+                        remove_folder(path)
 
 
-def steps(folder: Path) -> list[int]:
+def steps(folder: AnyPath) -> list[int]:
     """Returns the steps of the whole checkpoints, ascending; none if the folder is missing."""
-    if not folder.is_dir():
-        return []
-    names = [path.name for path in folder.iterdir() if (path / manifest.NAME).is_file()]
-    return sorted(int(name) for name in names if _NAME.fullmatch(name))
+    return [*_whole(folder)]
 
 
-def best_step(folder: Path) -> int | None:
+def best_step(folder: AnyPath) -> int | None:
     """Returns the last step that was saved as the best. UserError: a manifest is damaged."""
-    newest_first = reversed(steps(folder))
-    return next((step for step in newest_first if manifest.read(_path(folder, step)).best), None)
+    newest_first = reversed(_whole(folder).items())
+    return next((step for step, path in newest_first if manifest.read(path).best), None)
 
 
-def restore(folder: Path, step: int, tree: str, like: Any = None) -> Any:
+def restore(folder: AnyPath, step: int, tree: str, like: Any = None) -> Any:
     """Returns a tree of arrays as it was saved, bit for bit, in the structure of `like`.
 
     Leaves of `like` are arrays or `jax.ShapeDtypeStruct`. A restored leaf has the sharding of its
@@ -197,8 +218,10 @@ def restore(folder: Path, step: int, tree: str, like: Any = None) -> Any:
     """
     path = _find(folder, step)
     version = manifest.verify(path, tree).format
-    with ocp.Checkpointer(_handler()) as orbax:
-        stored = orbax.metadata((path / tree).absolute()).item_metadata.tree
+    # Otherwise Orbax would look for its commit_success.txt in object storage.
+    options = ocp.options.AtomicityOptions(allow_legacy_atomic_rename=True)
+    with ocp.Checkpointer(_handler(), atomicity_options=options) as orbax:
+        stored = orbax.metadata(_absolute(path / tree)).item_metadata.tree
         structure, leaves = jax.tree.structure(stored), _leaves_by_name(stored)
         stored_names = upgrade(version, tree, jax.tree.unflatten(structure, [*leaves]))
         renamed = {old: new for new, old in _leaves_by_name(stored_names).items()}
@@ -208,12 +231,12 @@ def restore(folder: Path, step: int, tree: str, like: Any = None) -> Any:
         _require_same(f"{manifest.describe(path)}: {tree}", found, wanted)
         arguments = [_restore_args(wanted[renamed[name]]) for name in leaves]
         arguments = ocp.args.PyTreeRestore(restore_args=jax.tree.unflatten(structure, arguments))
-        arrays = orbax.restore((path / tree).absolute(), args=arguments)
+        arrays = orbax.restore(_absolute(path / tree), args=arguments)
     values = {renamed[name]: array for name, array in _leaves_by_name(arrays).items()}
     return jax.tree.unflatten(jax.tree.structure(like), [values[name] for name in wanted])
 
 
-def progress(folder: Path, step: int) -> dict[str, Any]:
+def progress(folder: AnyPath, step: int) -> dict[str, Any]:
     """Returns the `progress` that was saved. UserError: as `restore`."""
     path = _find(folder, step)
     version = manifest.verify(path, _PROGRESS).format
@@ -224,7 +247,7 @@ def progress(folder: Path, step: int) -> dict[str, Any]:
     return upgrade(version, "progress", values)
 
 
-def average(folder: Path, steps: Sequence[int]) -> Params:
+def average(folder: AnyPath, steps: Sequence[int]) -> Params:
     """Returns the mean of the parameters of several checkpoints, summed in float64, as float32.
 
     At most two trees are in memory at a time. UserError: there are no steps, or as `restore`.
@@ -238,20 +261,29 @@ def average(folder: Path, steps: Sequence[int]) -> Params:
     return jax.tree.map(lambda x: np.asarray(x / len(steps), np.float32), total)
 
 
-def _path(folder: Path, step: int) -> Path:
-    return folder / f"{step:08d}"
+def _absolute(path: AnyPath) -> AnyPath:
+    return path.absolute() if isinstance(path, Path) else path
 
 
-def _find(folder: Path, step: int) -> Path:
+def _whole(folder: AnyPath) -> dict[int, AnyPath]:
+    """Returns the whole checkpoints by step, ascending; the last one of a step saved again."""
+    found: dict[tuple[int, int], AnyPath] = {}
+    for path in folder.glob(f"*/{manifest.NAME}"):
+        if match := _NAME.fullmatch(path.parent.name):
+            found[int(match[1]), int(match[2] or 0)] = path.parent
+    return {step: found[step, number] for step, number in sorted(found)}
+
+
+def _find(folder: AnyPath, step: int) -> AnyPath:
     """Returns the path of a checkpoint. UserError: there is none of this step."""
-    path = _path(folder, step)
+    path = _whole(folder).get(step) or folder / f"{step:08d}"
     if not path.is_dir():
         existing = ", ".join(map(str, steps(folder))) or "none"
         raise UserError(f"{manifest.describe(path)}: does not exist; there are: {existing}")
     return path
 
 
-def _is_best(path: Path) -> bool:
+def _is_best(path: AnyPath) -> bool:
     """Returns whether a checkpoint was saved as the best; False if its manifest is damaged."""
     try:
         return manifest.read(path).best
@@ -259,9 +291,10 @@ def _is_best(path: Path) -> bool:
         return False
 
 
-def _remove(checkpoint: Path) -> None:
-    """Renames and deletes a checkpoint: one that is partly deleted does not look like one."""
-    shutil.rmtree(checkpoint.rename(checkpoint.with_suffix(".old")))
+def _remove(checkpoint: AnyPath) -> None:
+    """Deletes a checkpoint, its manifest first: one that is partly deleted does not count."""
+    (checkpoint / manifest.NAME).unlink(missing_ok=True)
+    remove_folder(checkpoint)
 
 
 def _handler() -> ocp.PyTreeCheckpointHandler:
@@ -308,8 +341,10 @@ def _require_same(where: str, stored: dict[str, Any], wanted: dict[str, Any]) ->
         raise UserError(f"{where} does not fit: {'; '.join(wrong)}")
 
 
-def _require_space(folder: Path, trees: dict[str, Any]) -> None:
+def _require_space(folder: AnyPath, trees: dict[str, Any]) -> None:
     """Raises one OSError before anything is written if the disk has too little space."""
+    if isinstance(folder, epath.Path):
+        return
     need = sum(leaf.nbytes for leaf in jax.tree.leaves(trees))
     free = shutil.disk_usage(folder).free
     if need > free:

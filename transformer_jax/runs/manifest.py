@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from transformer_jax.errors import UserError
-from transformer_jax.files import write_whole
+from transformer_jax.files import AnyPath, files_below, flush_to_disk, write_whole
 from transformer_jax.json_text import parse_json
 
 FORMAT = 2
@@ -37,25 +36,24 @@ class Manifest(NamedTuple):
     files: dict[str, File]
 
 
-def write(checkpoint: Path, step: int, best: bool) -> None:
+def write(checkpoint: AnyPath, step: int, best: bool) -> None:
     """Flushes the files of a checkpoint to the disk and writes its manifest."""
     files = []
     for name, path in sorted(_files(checkpoint).items()):
-        with path.open("r+b") as file:
-            os.fsync(file.fileno())
+        flush_to_disk(path)
         files.append({"name": name, **_measure(path)._asdict()})
     manifest = {"format": FORMAT, "step": step, "best": best, "files": files}
     with write_whole(checkpoint / NAME) as file:
         json.dump(manifest, file, indent=1)
 
 
-def read(checkpoint: Path) -> Manifest:
+def read(checkpoint: AnyPath) -> Manifest:
     """Returns the manifest. UserError: it is missing, damaged or of a newer format."""
     where = describe(checkpoint)
-    if not (checkpoint / NAME).is_file():
-        raise UserError(f"{where}: half-written, without {NAME}")
     try:
         manifest = parse_json((checkpoint / NAME).read_bytes())
+    except FileNotFoundError as error:
+        raise UserError(f"{where}: half-written, without {NAME}") from error
     except UserError as error:
         raise UserError(f"{where}: {NAME} is damaged: {error}") from error
     match manifest:
@@ -69,12 +67,12 @@ def read(checkpoint: Path) -> Manifest:
             "best": bool(best),
             "files": [*files],
             **rest,
-        } if version >= 1 and step == int(checkpoint.name) and not rest:
+        } if version >= 1 and step == step_of(checkpoint) and not rest:
             return Manifest(version, best, dict(_read_file(where, entry) for entry in files))
     raise UserError(f"{where}: {NAME} is damaged")
 
 
-def verify(checkpoint: Path, part: str) -> Manifest:
+def verify(checkpoint: AnyPath, part: str) -> Manifest:
     """Returns the manifest once the files of `part` are known to be as saved.
 
     `part` is a folder or a file of the checkpoint; the files beside the folders are verified with
@@ -98,9 +96,14 @@ def verify(checkpoint: Path, part: str) -> Manifest:
     return manifest
 
 
-def describe(checkpoint: Path) -> str:
+def step_of(checkpoint: AnyPath) -> int:
+    """Returns the step of a checkpoint, whose name is STEP or begins with "STEP."."""
+    return int(checkpoint.name.partition(".")[0])
+
+
+def describe(checkpoint: AnyPath) -> str:
     """Returns "checkpoint STEP in FOLDER", as messages name a checkpoint."""
-    return f"checkpoint {int(checkpoint.name)} in {checkpoint.parent}"
+    return f"checkpoint {step_of(checkpoint)} in {checkpoint.parent}"
 
 
 def _read_file(where: str, entry: Any) -> tuple[str, File]:
@@ -113,12 +116,15 @@ def _read_file(where: str, entry: Any) -> tuple[str, File]:
     raise UserError(f"{where}: {NAME} is damaged")
 
 
-def _files(checkpoint: Path) -> dict[str, Path]:
+def _files(checkpoint: AnyPath) -> dict[str, AnyPath]:
     """Returns all files of a checkpoint except the manifest, by their names in the manifest."""
-    paths = {p.relative_to(checkpoint).as_posix(): p for p in checkpoint.rglob("*") if p.is_file()}
-    return {name: path for name, path in paths.items() if name != NAME}
+    return {name: path for name, path in files_below(checkpoint).items() if name != NAME}
 
 
-def _measure(path: Path) -> File:
+def _measure(path: AnyPath) -> File:
+    size, digest = 0, hashlib.sha256()
     with path.open("rb") as file:
-        return File(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+        while chunk := file.read(2**20):
+            size += len(chunk)
+            digest.update(chunk)
+    return File(size, digest.hexdigest())

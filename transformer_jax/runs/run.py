@@ -12,17 +12,19 @@ import dataclasses
 import json
 import os
 import platform
-import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from transformer_jax.config import DATA_PARALLEL, Config, from_json, to_json
 from transformer_jax.errors import UserError
-from transformer_jax.files import write_whole
+from transformer_jax.files import AnyPath, files_below, find_path, remove_folder, write_whole
 from transformer_jax.json_text import parse_json
 from transformer_jax.runs import checkpoint
 from transformer_jax.text import tokenizer
@@ -45,15 +47,15 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class Run:
-    """A run on disk."""
+    """A run on a disk or in object storage."""
 
-    folder: Path
+    folder: AnyPath
     config: Config
     tokenizers: Tokenizers
     provenance: dict[str, Any]  # versions of the software, digests of the data
 
     @property
-    def checkpoints(self) -> Path:
+    def checkpoints(self) -> AnyPath:
         """The folder of the checkpoints."""
         return self.folder / "checkpoints"
 
@@ -79,35 +81,29 @@ class Run:
 
 
 def create(
-    folder: Path,
+    folder: epath.PathLike,
     config: Config,
     tokenizers: Tokenizers,
     provenance: dict[str, Any],
-    save: Callable[[Path], None] = lambda _: None,
+    save: Callable[[AnyPath], None] = lambda _: None,
 ) -> Run:
     """Creates a run whole or not at all, in a folder that must be missing or empty.
 
     `save` is called with the future folder of checkpoints and may write some there.
     """
-    _require_local(folder)
-    if folder.exists() and any(folder.iterdir()):
+    folder = find_path(folder)
+    if not _is_empty(folder):
         raise UserError(f"run {folder}: is not empty; name a new folder")
-    final = folder.resolve()
-    temporary = final.with_name(f".{final.name}.{os.getpid()}")
-    temporary.mkdir(parents=True)
-    try:
-        tokenizer.save(tokenizers, temporary)
-        save(temporary / "checkpoints")
+    with _whole_folder(folder) as new:
+        tokenizer.save(tokenizers, new)
+        save(new / "checkpoints")
         stored = {
             "format": FORMAT,
             "config": to_json(config),
             "tokenizers": [side.digest for side in tokenizers],
             "provenance": provenance,
         }
-        _write(temporary / "config.json", stored)
-        _move(temporary, final)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _write(new / "config.json", stored)  # last: it makes the folder a run
     return Run(folder, config, tokenizers, provenance)
 
 
@@ -118,31 +114,31 @@ def update(old: Run, config: Config) -> Run:
     return dataclasses.replace(old, config=config)
 
 
-def average(source: Run, steps: Sequence[int], folder: Path) -> Run:
+def average(source: Run, steps: Sequence[int], folder: epath.PathLike) -> Run:
     """Creates a run in `folder` whose parameters are the mean of those of several checkpoints."""
     params = checkpoint.average(source.checkpoints, steps)
     provenance = {"average_of": {"run": source.folder.name, "steps": list(steps)}}
 
-    def save(checkpoints: Path) -> None:
+    def save(checkpoints: AnyPath) -> None:
         with checkpoint.Checkpoints(checkpoints, keep=1) as writer:
             writer.save(max(steps), {"weights": params}, {}, best=True)
 
     return create(folder, source.config, source.tokenizers, provenance, save)
 
 
-def exists(folder: Path) -> bool:
-    """Returns whether `folder` holds a run. UserError: it holds something else, or is a URL."""
-    _require_local(folder)
+def exists(folder: epath.PathLike) -> bool:
+    """Returns whether `folder` holds a run. UserError: it holds something else."""
+    folder = find_path(folder)
     if (folder / "config.json").is_file():
         return True
     if folder.is_file():
         raise UserError(f"run {folder}: is a file; name a folder")
-    if folder.is_dir() and any(folder.iterdir()):
+    if not _is_empty(folder):
         raise UserError(f"run {folder}: holds files but no config.json, so it is not a run")
     return False
 
 
-def load(folder: Path) -> Run:
+def load(folder: epath.PathLike) -> Run:
     """Loads a run to use its model.
 
     Its config is independent of the machine where the run was trained: the mesh and the folder of
@@ -151,6 +147,7 @@ def load(folder: Path) -> Run:
 
     UserError: the run is missing, damaged or of a newer format.
     """
+    folder = find_path(folder)
     path, stored = _stored(folder)
     config = _config(path, stored)
     data = dataclasses.replace(config.data, cache="")
@@ -167,21 +164,21 @@ def load(folder: Path) -> Run:
     return Run(folder, config, tokenizers, provenance)
 
 
-def load_config(folder: Path) -> Config:
+def load_config(folder: epath.PathLike) -> Config:
     """Returns the config of a run as it is stored, to continue training. UserError: as `load`."""
     return _config(*_stored(folder))
 
 
-def _require_local(folder: Path) -> None:
-    if found := re.match(r"(\w[\w+.-]*):/", str(folder)):  # Path has made one slash of two
-        raise UserError(
-            f"run {folder}: {found[1]}:// is not supported; name a folder of a mounted disk"
-        )
+def _is_empty(folder: AnyPath) -> bool:
+    """Returns whether a folder is missing or holds nothing."""
+    if isinstance(folder, epath.Path):
+        return not files_below(folder)
+    return not folder.exists() or not any(folder.iterdir())
 
 
-def _stored(folder: Path) -> tuple[Path, dict[str, Any]]:
+def _stored(folder: epath.PathLike) -> tuple[AnyPath, dict[str, Any]]:
     """Returns the path and the contents of the run's config.json."""
-    _require_local(folder)
+    folder = find_path(folder)
     if not folder.is_dir():
         raise UserError(f"run {folder}: no such folder")
     if not exists(folder):
@@ -195,23 +192,43 @@ def _stored(folder: Path) -> tuple[Path, dict[str, Any]]:
     return path, stored
 
 
-def _config(path: Path, stored: dict[str, Any]) -> Config:
+def _config(path: AnyPath, stored: dict[str, Any]) -> Config:
     try:
         return from_json(stored["config"])
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 
 
-def _read(path: Path) -> Any:
+def _read(path: AnyPath) -> Any:
     try:
         return parse_json(path.read_bytes())
     except UserError as error:
         raise UserError(f"{path}: is damaged: {error}") from error
 
 
-def _write(path: Path, stored: dict[str, Any]) -> None:
+def _write(path: AnyPath, stored: dict[str, Any]) -> None:
     with write_whole(path) as file:
         file.write(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def _whole_folder(folder: AnyPath) -> Iterator[AnyPath]:
+    """Yields a folder to write to. `folder` has its contents if the block ends without an error."""
+    if isinstance(folder, epath.Path):
+        try:
+            yield folder
+        except BaseException:
+            remove_folder(folder)
+            raise
+        return
+    final = folder.resolve()
+    temporary = final.with_name(f".{final.name}.{os.getpid()}")
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        _move(temporary, final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _move(temporary: Path, folder: Path) -> None:

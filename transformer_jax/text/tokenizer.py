@@ -22,6 +22,7 @@ import sentencepiece
 
 from transformer_jax.config import TokenizerConfig
 from transformer_jax.errors import UserError
+from transformer_jax.files import AnyPath
 from transformer_jax.special_ids import BOS, EOS, PAD, UNK
 from transformer_jax.text.subwords import Sampler
 
@@ -141,13 +142,13 @@ def train(pairs: Iterable[tuple[str, str]], config: TokenizerConfig, seed: int =
     return Tokenizers(*(_train((pair[side] for pair in sample), config) for side in (0, 1)))
 
 
-def save(tokenizers: Tokenizers, folder: Path) -> None:
+def save(tokenizers: Tokenizers, folder: AnyPath) -> None:
     """Writes tokenizer.model, or source.model and target.model, to `folder`."""
     for name, tokenizer in zip(_names(tokenizers), dict.fromkeys(tokenizers), strict=True):
         (folder / name).write_bytes(tokenizer.model)
 
 
-def load(folder: Path, digests: Sequence[str]) -> Tokenizers:
+def load(folder: AnyPath, digests: Sequence[str]) -> Tokenizers:
     """Reads the tokenizers that `save` wrote.
 
     `digests` are those of the source's and the target's model.
@@ -171,17 +172,17 @@ def _names(tokenizers: Tokenizers) -> list[str]:
     return ["tokenizer.model"] if joint else ["source.model", "target.model"]
 
 
-def _from_files(paths: list[Path]) -> Tokenizers:
+def _from_files(paths: Sequence[AnyPath]) -> Tokenizers:
     """Reads the tokenizers of both sides, which share it if there is only one file."""
     tokenizers = [_from_file(path) for path in paths]
     return Tokenizers(tokenizers[0], tokenizers[-1])
 
 
-def _from_file(path: Path) -> Tokenizer:
+def _from_file(path: AnyPath) -> Tokenizer:
     try:
         return Tokenizer(path.read_bytes())
     except OSError as error:
-        raise UserError(f"tokenizer {path}: {error.strerror}") from error
+        raise UserError(f"tokenizer {path}: {error.strerror or error}") from error
     except ValueError as error:
         raise UserError(f"tokenizer {path}: {error}") from error
 

@@ -10,15 +10,15 @@ import importlib.util
 import json
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from etils import epath
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from transformer_jax.errors import UserError
-from transformer_jax.files import write_whole
+from transformer_jax.files import AnyPath, write_whole
 from transformer_jax.json_text import parse_json
 from transformer_jax.printable import printable
 
@@ -63,29 +63,56 @@ class Terminal:
 
 
 class MetricsFile:
-    """Appends each record that is not a message to a JSONL file."""
+    """Appends each record that is not a message to a JSONL file, a line for each.
 
-    def __init__(self, path: Path) -> None:
+    Object storage cannot append: there the file is written anew by `flush`, which the trainer calls
+    before it saves a checkpoint, and after each evaluation. It is a context manager that flushes.
+    """
+
+    def __init__(self, path: AnyPath) -> None:
         self._path = path
+        self._lines: list[str] = []  # all those of an object
+        self._flushed = 0  # number of them
+
+    def __enter__(self) -> MetricsFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.flush()
 
     def __call__(self, record: Record) -> None:
-        if record["kind"] != "message":
+        if record["kind"] == "message":
+            return
+        line = _line(record)
+        if isinstance(self._path, epath.Path):
+            self._lines.append(line)
+            if record["kind"] == "evaluation":
+                self.flush()
+        else:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                file.write(line)
 
     def cut(self, step: int) -> None:
         """Drops the records after `step`, which a continued run writes again."""
         if self._path.exists():
-            kept = [record for record in read_metrics(self._path) if record["step"] <= step]
-            text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
-            with write_whole(self._path) as file:
-                file.write(text)
+            lines = [_line(r) for r in read_metrics(self._path) if r["step"] <= step]
+            _write_lines(self._path, lines)
+            if isinstance(self._path, epath.Path):
+                self._lines, self._flushed = lines, len(lines)
+
+    def flush(self) -> None:
+        """Writes the records that are not written yet."""
+        if self._flushed < len(self._lines):
+            _write_lines(self._path, self._lines)
+            self._flushed = len(self._lines)
 
 
 class TensorBoard:
     """Writes scalars as TensorBoard events. Needs the extra `tensorboard`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: AnyPath) -> None:
+        if isinstance(folder, epath.Path):
+            raise UserError(f"--tensorboard: needs a run on a disk, not {folder.parent}")
         if importlib.util.find_spec("tensorboardX") is None:
             raise UserError(
                 "--tensorboard: needs tensorboardX; pip install 'transformer-jax[tensorboard]'"
@@ -109,7 +136,7 @@ class TensorBoard:
         self._writer.flush()
 
 
-def read_metrics(path: Path) -> list[Record]:
+def read_metrics(path: AnyPath) -> list[Record]:
     """Returns the records of a metrics file. Ignores a last line that a crash has truncated.
 
     UserError: another line is not a record; it is named by its number.
@@ -140,6 +167,15 @@ def describe(record: Record) -> str:
         lines += [f"    source     {source}", f"    output     {output}"]
         lines.append(f"    reference  {reference}")
     return "\n".join(lines)
+
+
+def _line(record: Record) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+def _write_lines(path: AnyPath, lines: list[str]) -> None:
+    with write_whole(path) as file:
+        file.writelines(lines)
 
 
 def _train_parts(record: Record) -> tuple[str, str]:

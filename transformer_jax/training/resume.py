@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 
 from transformer_jax.config import Config, differences, from_json, to_json
 from transformer_jax.errors import UserError
+from transformer_jax.files import AnyPath
 from transformer_jax.models.make import abstract_params
 from transformer_jax.parallel.parameters import shard_tree
 from transformer_jax.parallel.processes import any_process, broadcast, this_process
@@ -36,7 +36,7 @@ class Progress:
     evaluated: int = 0  # step of the last evaluation
 
 
-def existing_run(config: Config, folder: Path, new: bool) -> Run | None:
+def existing_run(config: Config, folder: AnyPath, new: bool) -> Run | None:
     """Returns the run in `folder`, which is to be continued; None: there is none.
 
     UserError: it has another config, or `new` is true.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import jax
+from etils import epath
 
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data import loader as data
@@ -16,6 +16,7 @@ from transformer_jax.data.buckets import Shape
 from transformer_jax.decoding import evaluation
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
+from transformer_jax.files import AnyPath, find_path
 from transformer_jax.parallel.compile import REPLICATED, compile_function, compile_step
 from transformer_jax.parallel.mesh import data_parallel_size, describe, shard_batch
 from transformer_jax.parallel.parameters import partition_tree
@@ -66,26 +67,28 @@ SENTENCES_PER_POLL = 256
 
 def train(
     config: Config,
-    folder: str | Path,
+    folder: epath.PathLike,
     *,
     new: bool = False,
-    init_from: str | Path | None = None,
+    init_from: epath.PathLike | None = None,
     profile: int = 0,
     reporters: Sequence[Reporter] = (),
 ) -> Run:
     """Trains `config` in the run folder, or continues the run in it, and returns the run.
 
-    new: refuse to continue a run; the folder must be missing or empty. init_from: run whose
-    parameters and tokenizer a new run starts with. profile: number of steps to trace into the run's
-    folder `profile`. reporters: functions that are called with every record. UserError: the input
-    is wrong; nothing has been written.
+    folder: on a disk, or gs://BUCKET/NAME. new: refuse to continue a run; the folder must be
+    missing or empty. init_from: run whose parameters and tokenizer a new run starts with. profile:
+    number of steps to trace into the run's folder `profile`. reporters: functions that are called
+    with every record. UserError: the input is wrong; nothing has been written.
     """
     if profile < 0:
         raise UserError(f"--profile={profile}: must be at least 0")
     check_config(config)
-    folder = Path(folder)
+    folder = find_path(folder)
+    if profile and isinstance(folder, epath.Path):
+        raise UserError(f"--profile={profile}: needs a run on a disk, not {folder}")
     old = existing_run(config, folder, new)
-    source = run.load(Path(init_from)) if init_from is not None and old is None else None
+    source = run.load(init_from) if init_from is not None and old is None else None
     corpora = Corpora.of(config.data)
     found = provenance(corpora)
     if old is not None:
@@ -99,19 +102,20 @@ def train(
     if old is not None:
         state, progress = restored(old, state, progress, setup)
     made = Run(folder, config, setup.tokenizers, found if old is None else old.provenance)
+    metrics = MetricsFile(folder / "metrics.jsonl")
     if is_coordinator():
         if old is None:
             run.create(folder, config, setup.tokenizers, found)
         else:
             run.update(old, config)
-        metrics = MetricsFile(folder / "metrics.jsonl")
         metrics.cut(int(state.step))
         reporters = [metrics, *reporters]
     else:
         reporters = ()
     wait_for_all("run")
-    with Checkpoints(made.checkpoints, config.train.keep) as checkpoints, stop_signals() as stop:
-        trainer = Trainer(setup, made, checkpoints, reporters, stop)
+    checkpoints = Checkpoints(made.checkpoints, config.train.keep)
+    with metrics, checkpoints, stop_signals() as stop:
+        trainer = Trainer(setup, made, checkpoints, reporters, stop, metrics.flush)
         trainer.run(state, progress, key, profile)
     return made
 
@@ -133,9 +137,11 @@ class Trainer:
         checkpoints: Checkpoints,
         reporters: Sequence[Reporter],
         stop: StopRequest,
+        flush_metrics: Callable[[], None],
     ) -> None:
         self.setup, self.config, self.folder = setup, setup.config, made.folder
         self.checkpoints, self.reporters, self.stop = checkpoints, reporters, stop
+        self.flush_metrics = flush_metrics
         executor = setup.config.execution.executor
         specs = partition_tree(setup.abstract_state, setup.mesh)
         self.update = compile_step(
@@ -252,6 +258,7 @@ class Trainer:
     ) -> None:
         meter.settle()
         progress.seconds = meter.seconds()
+        self.flush_metrics()  # a run continued from this checkpoint does not write them again
         trees = checkpoint_trees(state)
         self.checkpoints.save(step, trees, dataclasses.asdict(progress), best=best)
 
@@ -304,7 +311,7 @@ class Trainer:
 
 
 @contextmanager
-def _profiler(folder: Path, start: int, steps: int) -> Iterator[Callable[[int, Metrics], None]]:
+def _profiler(folder: AnyPath, start: int, steps: int) -> Iterator[Callable[[int, Metrics], None]]:
     """Traces `steps` steps into `folder`, after three steps of compilation and warm-up."""
     running = False
 
