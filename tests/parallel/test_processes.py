@@ -115,7 +115,7 @@ def test_processes_that_do_not_come_are_told(
     with monkeypatch.context() as pod:
         pod.setitem(ENVIRONMENT, "KUBERNETES_SERVICE_HOST", "10.0.0.1")
         waiting = start(config, tmp_path / "run", *options, program=impatient + COMMAND)
-    error = end(waiting, 1)
+    error = end(waiting, 2)
     assert error == (
         f"transformer-jax: error: --coordinator={address}: waited 3 seconds there for the "
         "coordinator\n"
@@ -170,11 +170,12 @@ def test_the_death_of_a_process_ends_all_and_the_run_goes_on(
     os.kill(int(children[1]), signal.SIGKILL)
     began = time.monotonic()
     error = end(training, 1)
-    assert time.monotonic() < began + 60
+    assert time.monotonic() < began + 20
     assert error.splitlines()[-1] == (
         "transformer-jax: error: process 1 of 2 was ended by SIGKILL; the same command continues "
         "the run"
     )
+    assert error.count("error") == 1  # nothing of what the other process says of it
     end(start(config_file(tiny_config, tmp_path / "b.py"), folder, "--processes=2"), 0)
     np.testing.assert_allclose(losses(run.load(folder)), losses(finished), rtol=1e-5)
 

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from typing import IO, NoReturn
 
-from transformer_jax.cli.commands import ProcessOptions
+from transformer_jax.cli.commands import ProcessOptions, Train
+from transformer_jax.cli.main import main
 from transformer_jax.errors import UserError
 
-GRACE = 50
+GRACE = 5
 """Seconds that the processes have to end by themselves after one of them has failed."""
 
 
 def launch(arguments: Sequence[str], options: ProcessOptions) -> None:
     """Runs the command line in several processes, and passes on SIGINT and SIGTERM to all of them.
 
-    Exits with the status of the first process that fails, after one line that names it. UserError:
-    the number of processes is not positive, or a coordinator is named as well.
+    Process 0 alone reads standard input and prints messages. Whatever else a process writes to
+    standard error goes to a file and is shown if the process is the first to fail, since those that
+    it leaves behind fail as well. With `--debug`, everything is shown at once. Exits with the
+    status of the first process that fails, after one line that names it. UserError: the number of
+    processes is not positive, or a coordinator is named as well.
     """
     count = options.processes or 0
     if count < 1:
@@ -30,51 +37,97 @@ def launch(arguments: Sequence[str], options: ProcessOptions) -> None:
         raise UserError(
             "--processes: starts its own coordinator; leave out --coordinator and --process"
         )
-    command = [sys.executable, "-m", "transformer_jax.cli.main", *_without_processes(arguments)]
-    command.append(f"--coordinator=127.0.0.1:{_free_port()}")
-    processes = [
-        # A session of its own: otherwise the terminal would send Ctrl-C to it, too.
-        subprocess.Popen([*command, f"--process={index}/{count}"], start_new_session=True)
-        for index in range(count)
-    ]
+    command = [*_without_processes(arguments), f"--coordinator=127.0.0.1:{_free_port()}"]
+    with ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
+        processes = [
+            _start([*command, f"--process={index}/{count}"], index, None if options.debug else file)
+            for index, file in enumerate(files)
+        ]
+        passed_on = _pass_on_signals(processes)
+        try:
+            index = _first_failure(processes)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        if index is not None:
+            if passed_on and processes[index].returncode in (130, *(-n for n in passed_on)):
+                sys.exit(128 + passed_on[0])
+            remedy = "; the same command continues the run" if isinstance(options, Train) else ""
+            _fail(processes, index, files[index], remedy)
 
-    def forward(number: int, _: object) -> None:
+
+def _fail(
+    processes: Sequence[subprocess.Popen[bytes]], index: int, log: IO[bytes], remedy: str
+) -> NoReturn:
+    """Says that process `index` has failed, and exits."""
+    status = processes[index].returncode
+    if status != 2 or processes[0].returncode != 2:  # otherwise process 0 has said why
+        log.seek(0)
+        sys.stderr.write(log.read().decode(errors="replace"))
+    if status != 2:
+        what = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"failed: {status}"
+        print(
+            f"transformer-jax: error: process {index} of {len(processes)} {what}{remedy}",
+            file=sys.stderr,
+        )
+    sys.exit(status if status > 0 else 1)
+
+
+def _start(arguments: Sequence[str], index: int, log: IO[bytes] | None) -> subprocess.Popen[bytes]:
+    """Starts process `index`, with `log` as its standard error."""
+    messages = os.dup(2)  # for those of process 0
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", __name__, str(2 if index else messages), *arguments],
+            stdin=subprocess.DEVNULL if index else None,
+            stderr=log,
+            pass_fds=[messages],
+            start_new_session=True,  # otherwise the terminal would send Ctrl-C to it, too
+        )
+    finally:
+        os.close(messages)
+
+
+def _run() -> None:
+    """Runs a command line in a started process. The first argument is the file descriptor of its
+    messages; tracebacks and what C++ prints go to standard error."""
+    descriptor, *arguments = sys.argv[1:]
+    encoding, errors = sys.stderr.encoding, sys.stderr.errors
+    sys.stderr = os.fdopen(int(descriptor), "w", 1, encoding, errors, closefd=False)
+    main(arguments)
+
+
+def _pass_on_signals(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    """Sends SIGINT and SIGTERM to the processes, too. Returns a list that such signals are added
+    to."""
+    passed_on: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        passed_on.append(number)
         for process in processes:
             with suppress(ProcessLookupError):
                 process.send_signal(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, forward)
-    try:
-        _wait(processes)
-    finally:
-        for process in processes:
-            process.kill()
+        signal.signal(number, pass_on)
+    return passed_on
 
 
-def _wait(processes: Sequence[subprocess.Popen]) -> None:
-    """Waits for all processes. Exits after a failure, once the others have ended or `GRACE` is
-    over."""
-    while all(process.returncode in (None, 0) for process in processes):
+def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
+    """Returns the index of the first process that fails, once the others have ended or `GRACE` is
+    over; None: none fails."""
+    while not any(process.poll() for process in processes):
         if all(process.returncode == 0 for process in processes):
-            return
-        time.sleep(0.1)
-        for process in processes:
-            process.poll()
+            return None
+        time.sleep(0.05)
     index = next(i for i, process in enumerate(processes) if process.returncode)
-    status = processes[index].returncode
     end = time.monotonic() + GRACE
     for process in processes:
         with suppress(subprocess.TimeoutExpired):
             process.wait(max(end - time.monotonic(), 0))
-    if status != 2:  # after which it has said why
-        what = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"failed: {status}"
-        print(
-            f"transformer-jax: error: process {index} of {len(processes)} {what}; the same command "
-            "continues the run",
-            file=sys.stderr,
-        )
-    sys.exit(status if status > 0 else 1)
+    return index
 
 
 def _without_processes(arguments: Sequence[str]) -> list[str]:
@@ -92,3 +145,7 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+if __name__ == "__main__":
+    _run()

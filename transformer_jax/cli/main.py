@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import takewhile
+from typing import NoReturn
 
 from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.cli.arguments import Fields, one_line, parse, rename_options, split_config
@@ -37,9 +38,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "--debug" in arguments:
             raise
         print(f"transformer-jax: error: {printable(one_line(str(error)))}", file=sys.stderr)
-        sys.exit(2)
+        _exit(2)
     except KeyboardInterrupt:
-        sys.exit(130)
+        _exit(130)
+
+
+def _exit(status: int) -> NoReturn:
+    if "jax" in sys.modules:  # which joins processes
+        import_module("transformer_jax.parallel.processes").leave(status)
+    sys.exit(status)
 
 
 class _PrintableFormatter(logging.Formatter):
@@ -59,11 +66,12 @@ def _dispatch(arguments: Sequence[str]) -> None:
     if "--help-config" in rest:
         parse(Fields, ["--help"], program, Fields(Config()))
     options = parse(kind, rename_options(rest), program)
-    # Imported only now, so that --help does not wait for JAX.
-    command = import_module(f"transformer_jax.cli.{name.replace(' ', '_')}")
     if isinstance(options, ProcessOptions) and options.processes is not None:
         import_module("transformer_jax.cli.launch").launch(arguments, options)
-    elif kind.takes_config:
+        return
+    # Imported only now, so that --help does not wait for JAX.
+    command = import_module(f"transformer_jax.cli.{name.replace(' ', '_')}")
+    if kind.takes_config:
         command.run(options, config)
     elif config.path or config.overrides:
         why = "takes the config from the run" if hasattr(options, "run") else "has no config"

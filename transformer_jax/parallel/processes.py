@@ -10,6 +10,9 @@ import json
 import os
 import sys
 import threading
+import traceback
+from contextlib import suppress
+from types import TracebackType
 from typing import Any
 
 import jax
@@ -24,31 +27,27 @@ JOIN_TIMEOUT = 300
 HEARTBEAT_TIMEOUT = 30
 """Seconds after which a process that sends no heartbeat is taken for dead, and the others end."""
 
+LEAVE_TIMEOUT = 5
+"""Seconds that a process which fails waits for the others to end, too."""
+
 
 def join(coordinator: str, count: int | None, index: int | None) -> None:
     """Joins the processes of a run, before any other use of JAX.
 
     coordinator: HOST:PORT of process 0; "auto": address, count and index come from the environment
     of Slurm, Open MPI, Kubernetes or a TPU pod. If the others do not come within `JOIN_TIMEOUT`,
-    the process ends with status 1, since they may come another time. UserError: the environment
-    names no coordinator.
+    the process ends with status 2. UserError: the environment names no coordinator.
     """
     _mute_gloo()
-
-    def give_up() -> None:
-        # JAX would abort with a stack trace, and cannot be interrupted by an exception.
-        others = "the other processes" if index == 0 else "the coordinator"
-        print(
-            f"transformer-jax: error: --coordinator={coordinator}: waited {JOIN_TIMEOUT} seconds "
-            f"there for {others}",
-            file=sys.stderr,
-            flush=True,
-        )
-        os._exit(1)
-
-    watch = threading.Timer(JOIN_TIMEOUT, give_up)
-    watch.daemon = True
-    watch.start()
+    # JAX would abort with a stack trace, and cannot be interrupted by an exception.
+    others = "the other processes" if index == 0 else "the coordinator"
+    watch = _exit_after(
+        JOIN_TIMEOUT,
+        2,
+        f"transformer-jax: error: --coordinator={coordinator}: waited {JOIN_TIMEOUT} seconds there "
+        f"for {others}\n",
+    )
+    jax.config.update("jax_enable_preemption_service", False)  # which would ignore SIGTERM
     try:
         jax.distributed.initialize(
             None if coordinator == "auto" else coordinator,
@@ -64,6 +63,40 @@ def join(coordinator: str, count: int | None, index: int | None) -> None:
         ) from error
     finally:
         watch.cancel()
+    sys.excepthook = _fail
+
+
+def leave(status: int) -> None:
+    """Ensures that a process which fails ends with `status`, whether the others end or not.
+
+    JAX lets a process that exits wait for all others for minutes. They may not know of the failure
+    and wait for this one. If they do not come within `LEAVE_TIMEOUT`, this process ends without
+    them, and they miss its heartbeat. Does nothing in a single process.
+    """
+    if jax.distributed.is_initialized():
+        with suppress(OSError):
+            sys.stdout.flush()
+        _exit_after(LEAVE_TIMEOUT, status)
+
+
+def _fail(_: type[BaseException], error: BaseException, __: TracebackType | None) -> None:
+    """Prints the traceback of an exception that nothing has caught."""
+    traceback.print_exception(error, file=sys.__stderr__)
+    leave(1)
+
+
+def _exit_after(seconds: float, status: int, message: str = "") -> threading.Timer:
+    """Starts a timer that ends the process with a message, whatever the process does then."""
+
+    def end() -> None:
+        sys.stderr.write(message)
+        sys.stderr.flush()
+        os._exit(status)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def _mute_gloo() -> None:

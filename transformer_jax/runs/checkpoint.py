@@ -107,8 +107,8 @@ class Checkpoints:
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close(together=kind is None)  # other processes may not know of an exception
 
     def save(
         self, step: int, trees: dict[str, Any], progress: dict[str, Any], *, best: bool = False
@@ -127,19 +127,21 @@ class Checkpoints:
         self._orbax.save(new, args=ocp.args.Composite(**arguments))
         self._pending = self._background.submit(self._finish, step, new, text, best)
 
-    def wait(self) -> None:
-        """Waits for the save in progress. OSError: the last save has failed."""
+    def wait(self, together: bool = True) -> None:
+        """Waits for the save in progress; `together`: until all processes do. OSError: the last
+        save has failed."""
         error = None if self._pending is None else self._pending.exception()
         self._pending = None
-        wait_for_all("checkpoint")
+        if together:
+            wait_for_all("checkpoint")
         self._remove_unfinished()
         if error is not None:
             raise error
 
-    def close(self) -> None:
+    def close(self, together: bool = True) -> None:
         """Waits and releases the background threads. OSError: the last save has failed."""
         try:
-            self.wait()
+            self.wait(together)
         finally:
             self._background.shutdown()
             self._orbax.close()
