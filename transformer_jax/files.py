@@ -53,6 +53,13 @@ def find_path(name: epath.PathLike) -> AnyPath:
     return epath.Path(text)
 
 
+def local_path(name: epath.PathLike, option: str) -> Path:
+    """Returns the path `name` of `option`. UserError: it is a URL."""
+    if url := _URL.match(os.fspath(name)):
+        raise UserError(f"{option}={name}: {url[1]}:// is not supported; name a path on a disk")
+    return Path(name)
+
+
 def files_below(folder: AnyPath) -> dict[str, AnyPath]:
     """Returns all files below a folder, by their names relative to it."""
     if isinstance(folder, epath.Path):  # one request for a thousand objects

@@ -233,6 +233,7 @@ def test_object_storage_that_cannot_be_used_is_named(
 
 
 def test_what_needs_a_disk_is_refused_in_object_storage(
+    finished: Run,
     bucket: Bucket,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -241,10 +242,16 @@ def test_what_needs_a_disk_is_refused_in_object_storage(
     config = f"--config={Path('configs/quickstart.py').resolve()}"
     monkeypatch.chdir(tmp_path)
     objects = dict(bucket.objects)
-    new = "--run=gs://bucket/runs/new"
+    run, new = f"--run={finished.folder}", "--run=gs://bucket/runs/new"
+    url = "gs://bucket/x"
     for command, message in (
         (["train", config, new, "--profile=2"], "--profile=2: needs a run on a disk, not gs://"),
         (["train", config, new, "--tensorboard"], "--tensorboard: needs a run on a disk, not gs:"),
+        (["train", config, "--run=r", f"--config.data.cache={url}"], f"data.cache={url}: gs:// is"),
+        (["translate", run, "--input=/dev/null", f"--output={url}"], f"--output={url}: gs:// is"),
+        (["translate", run, f"--input={url}"], f"{url}: No such file or directory"),
+        (["bench", "attention", f"--dump={url}"], "--dump=gs:/bucket/x: gs:// is not supported"),
+        (["bench", "attention", f"--out={url}"], "--out=gs:/bucket/x: gs:// is not supported"),
     ):
         assert message in error_line(command, capsys)
     assert not list(tmp_path.iterdir())

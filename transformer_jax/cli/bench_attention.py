@@ -9,6 +9,7 @@ from transformer_jax.benchmark import attention_report
 from transformer_jax.benchmark.attention import measure
 from transformer_jax.cli.commands import BenchAttention
 from transformer_jax.errors import UserError
+from transformer_jax.files import local_path
 from transformer_jax.user_code import search_current_folder
 
 
@@ -16,6 +17,9 @@ def run(options: BenchAttention) -> None:
     """Prints a table as it is measured, and writes what `--out` and `--dump` ask for."""
     if options.out is not None and importlib.util.find_spec("matplotlib") is None:
         raise UserError("--out: the plot needs matplotlib; pip install 'transformer-jax[plot]'")
+    for option, path in (("--out", options.out), ("--dump", options.dump)):
+        if path is not None:
+            local_path(path, option)
     search_current_folder(options.kernels)
     measured = measure(options, options.dump)
     for folder in (options.out and options.out.parent, options.dump):

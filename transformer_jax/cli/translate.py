@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO
 
 from transformer_jax.cli.commands import Translate
 from transformer_jax.cli.common import load_translator
 from transformer_jax.decoding.translator import WINDOW
-from transformer_jax.files import write_whole
+from transformer_jax.files import local_path, write_whole
 from transformer_jax.text.files import read_lines
 
 
@@ -31,9 +30,11 @@ def _output(path: str) -> Iterator[IO[str]]:
     if path == "-":
         yield sys.stdout
         sys.stdout.flush()
-    elif Path(path).exists() and not Path(path).is_file():
-        with Path(path).open("w", encoding="utf-8") as output:
+        return
+    file = local_path(path, "--output")
+    if file.exists() and not file.is_file():
+        with file.open("w", encoding="utf-8") as output:
             yield output
     else:
-        with write_whole(Path(path)) as output:
+        with write_whole(file) as output:
             yield output

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Int, Int32, Int64
 from transformer_jax.cache_folder import cache_folder
 from transformer_jax.config import DataConfig
 from transformer_jax.errors import UserError
+from transformer_jax.files import local_path
 from transformer_jax.json_text import parse_json
 from transformer_jax.special_ids import EOS
 from transformer_jax.text.corpus import Corpus, Pair
@@ -161,7 +162,7 @@ def tokenize(
     UserError: bad input, no pair left, or no space for the cache; nothing is written then.
     """
     max_ratio = config.max_ratio if filters else None
-    folder = Path(config.cache) if config.cache else cache_folder("corpora")
+    folder = local_path(config.cache, "data.cache") if config.cache else cache_folder("corpora")
     entry = folder / _entry_name(corpora, tokenizers, max_length, max_ratio)
     found = _read_entry(entry, tokenizers)
     if found is None and process_index:
