@@ -42,7 +42,7 @@ def compiled(mesh: MeshConfig, remat: Any = "none") -> Any:
     return compile_training_step(made.setup, made.shape(SHAPE))
 
 
-@pytest.mark.parametrize("mesh", [DATA, ALL])
+@pytest.mark.parametrize("mesh", [DATA, pytest.param(ALL, marks=pytest.mark.long)])
 def test_bytes_are_those_of_the_programs_arguments(mesh: MeshConfig) -> None:
     rng = jax.random.key_data(jax.random.key(0)).nbytes
     arguments = compiled(mesh).memory_analysis().argument_size_in_bytes
