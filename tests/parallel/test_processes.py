@@ -17,6 +17,7 @@ from object_store import Bucket
 
 from transformer_jax.cli.launch import _without_processes
 from transformer_jax.config import Config
+from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, find_path
 from transformer_jax.parallel import processes
@@ -26,6 +27,7 @@ from transformer_jax.training import setup
 from transformer_jax.training.reporters import read_metrics
 from transformer_jax.training.setup import prepare
 from transformer_jax.training.trainer import train
+from transformer_jax.training.validation import evaluate
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -36,17 +38,23 @@ ENVIRONMENT = {
 COMMAND = "from transformer_jax.cli.main import main; main()"
 
 
-def start(
-    config: Path, folder: AnyPath, *options: str, program: str = COMMAND
-) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", program, "train"]
+def begin(*command: str, program: str = COMMAND, **changes: str) -> subprocess.Popen[str]:
+    """Starts a command; `changes` are those of the environment."""
     return subprocess.Popen(
-        [*command, f"--config={config}", f"--run={folder}", *options],
-        env=os.environ | ENVIRONMENT,
+        [sys.executable, "-c", program, *command],
+        env=os.environ | ENVIRONMENT | changes,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def start(
+    config: Path, folder: AnyPath, *options: str, program: str = COMMAND
+) -> subprocess.Popen[str]:
+    """Starts training."""
+    return begin("train", f"--config={config}", f"--run={folder}", *options, program=program)
 
 
 def end(process: subprocess.Popen[str], status: int) -> str:
@@ -126,6 +134,78 @@ def test_processes_that_do_not_come_are_told(
     )
     assert error.endswith("; give --coordinator=HOST:PORT\n")
     assert not (tmp_path / "run").exists()
+
+
+def rows(fixtures: Path) -> list[list[str]]:
+    """Source, greedy translation, and translation with four beams, of the run in `fixtures`."""
+    text = (fixtures / "run_translations.tsv").read_text("utf-8")
+    return [line.split("\t") for line in text.splitlines()]
+
+
+def test_two_processes_translate_as_one(fixtures: Path) -> None:
+    """Each sentence once, in order. Process 0 alone reads, writes and warns."""
+    sources, wanted, _ = zip(*rows(fixtures)[:4], strict=True)
+    lines = [*sources, "", "red " * 40]
+    command = ["translate", f"--run={fixtures / 'run'}", "--beam=1", "--processes=2"]
+    translating = begin(*command)
+    out, error = translating.communicate("".join(f"{line}\n" for line in lines), timeout=200)
+    assert translating.returncode == 0, error
+    *found, cut, end = out.split("\n")
+    assert found == [*wanted, ""]
+    assert cut != end == ""
+    assert error.count("WARNING: line 6: cut from") == len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "option", ["--input=gone.txt", pytest.param("--output=/gone/x", marks=pytest.mark.long)]
+)
+def test_an_error_of_the_coordinator_is_said_once_and_ends_all(option: str, fixtures: Path) -> None:
+    began = time.monotonic()
+    join = f"--coordinator=127.0.0.1:{free_port()}"
+    one, other = (
+        begin("translate", f"--run={fixtures / 'run'}", option, join, f"--process={index}/2")
+        for index in (0, 1)
+    )
+    error = end(one, 2)
+    assert error.startswith("transformer-jax: error: ")
+    assert "gone" in error
+    assert end(other, 2) == error
+    assert time.monotonic() < began + 30  # nobody has waited for a timeout
+
+
+@pytest.mark.long
+def test_two_processes_evaluate_as_one(
+    fixtures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    corpus = str(tmp_path / "corpus.tsv")
+    text = "".join(f"{source}\t{best}\n" for source, _, best in rows(fixtures)[1:])
+    Path(corpus).write_text(text + "old\tneu\n", "utf-8")
+    [wanted] = evaluate(Translator.load(fixtures / "run"), [corpus])
+    options = [f"--run={fixtures / 'run'}", f"--data={corpus}", "--json", "--mesh", "fsdp=2"]
+    evaluating = begin(
+        "evaluate", *options, "--processes=2", XDG_CACHE_HOME=str(tmp_path / "other")
+    )
+    out, error = evaluating.communicate(timeout=200)
+    assert (evaluating.returncode, error) == (0, "")
+    found = json.loads(out)
+    assert found["loss"] == pytest.approx(wanted.scores["loss"], rel=1e-5)
+    same = ("bleu", "chrf", "exact", "signatures")
+    assert [found[name] for name in same] == [wanted.scores[name] for name in same]
+
+
+@pytest.mark.long
+def test_a_process_that_fails_alone_does_not_wait_for_the_others(fixtures: Path) -> None:
+    """JAX would let it wait for five minutes."""
+    join = f"--coordinator=127.0.0.1:{free_port()}"
+    command = ["translate", f"--run={fixtures / 'run'}", join]
+    other = begin(*command, "--process=1/2", "--beam=0")
+    one = begin(*command, "--process=0/2")
+    began = time.monotonic()
+    assert end(other, 2) == "transformer-jax: error: decode.beam=0: must be above 0\n"
+    one.communicate(timeout=200)
+    assert one.returncode not in (0, None)
+    assert time.monotonic() < began + 90
 
 
 @pytest.mark.long
@@ -221,4 +301,7 @@ def test_one_process_is_its_own_coordinator() -> None:
     assert processes.broadcast(7) == 7
     assert processes.any_process(True)
     assert not processes.any_process(False)
+    assert list(processes.stream(iter("abc"), 2)) == ["a", "b", "c"]
+    with pytest.raises(UserError, match="gone"), processes.share_errors():
+        raise UserError("gone")
     processes.wait_for_all("test")

@@ -40,7 +40,7 @@ class ProcessOptions(Options):
 
     processes: Annotated[int | None, arg(metavar="N")] = None
     """Number of processes to start here."""
-    coordinator: Annotated[str | None, arg(metavar="ADDRESS")] = None
+    coordinator: Annotated[str | None, arg(metavar="ADDR")] = None
     """Process 0 as HOST:PORT, or auto."""
     process: Annotated[str | None, arg(metavar="I/N")] = None
     """Index and number, such as 0/2."""
@@ -70,7 +70,7 @@ class Train(ProcessOptions, ModelOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions(ModelOptions):
+class SearchOptions(ProcessOptions, ModelOptions):
     """Options of every command that translates. The defaults are those of the run's config."""
 
     run: Annotated[str, arg(metavar="PATH")]
@@ -80,7 +80,7 @@ class SearchOptions(ModelOptions):
     beam: Annotated[int | None, arg(metavar="N")] = None
     """Beam size; 1: greedy search."""
     penalty: Annotated[Literal["gnmt", "power"] | None, arg(metavar="gnmt|power")] = None
-    """Length penalty: ((5 + L) / 6)^alpha, or L^alpha."""
+    """((5 + L) / 6)^alpha, or L^alpha."""
     alpha: Annotated[float | None, arg(metavar="X")] = None
     """Exponent of the length penalty."""
     mesh: Annotated[tuple[str, ...], arg(metavar="AXIS=N")] = ()
@@ -108,9 +108,9 @@ class Evaluate(SearchOptions):
     """
 
     data: Annotated[tuple[str, ...], arg(metavar="CORPUS")] = ()
-    """Corpora as in the config; default: the run's data.dev."""
+    """Corpora; default: the run's data.dev."""
     language: Annotated[str | None, arg(metavar="CODE")] = None
-    """Target language, such as de: adds lower-cased, tokenized BLEU."""
+    """Target's code: adds tokenized BLEU."""
     show: int = 0
     """Number of translations to show."""
     json: bool = False

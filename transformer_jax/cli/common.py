@@ -12,7 +12,7 @@ from transformer_jax.config import Config, MeshConfig, did_you_mean
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.parallel.compile import cache_programs
-from transformer_jax.parallel.processes import join
+from transformer_jax.parallel.processes import broadcast, join, require_same_everywhere
 from transformer_jax.runs import run
 from transformer_jax.user_code import load_function, search_current_folder
 
@@ -79,11 +79,18 @@ def _register(kind: str, config: Config) -> None:
 
 
 def load_translator(options: SearchOptions) -> Translator:
-    """Returns the translator of a run, with the search that the options change."""
+    """Returns the translator of a run, with the search that the options change.
+
+    First joins the other processes, if the options name a coordinator.
+    """
+    join_processes(options)
     loaded = run.load(options.run)
     set_up(options.kind, loaded.config)
     changes = {"beam": options.beam, "penalty": options.penalty, "alpha": options.alpha}
     changes = {name: value for name, value in changes.items() if value is not None}
     decode = dataclasses.replace(loaded.config.decode, **changes)
     config = dataclasses.replace(loaded.config, decode=decode, mesh=make_mesh_config(options.mesh))
-    return Translator.of_run(dataclasses.replace(loaded, config=config), step=options.step)
+    require_same_everywhere(config, {})
+    # All take the coordinator's choice, since training may save a better checkpoint meanwhile.
+    step = broadcast(loaded.best_step() if options.step is None else options.step)
+    return Translator.of_run(dataclasses.replace(loaded, config=config), step=step)

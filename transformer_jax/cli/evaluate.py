@@ -11,6 +11,7 @@ from transformer_jax.cli.commands import Evaluate
 from transformer_jax.cli.common import load_translator
 from transformer_jax.decoding.evaluation import require_language
 from transformer_jax.errors import UserError
+from transformer_jax.parallel.processes import is_coordinator
 from transformer_jax.printable import printable
 from transformer_jax.training.validation import Evaluation, evaluate
 
@@ -25,6 +26,8 @@ def run(options: Evaluate) -> None:
     corpora = options.data or translator.config.data.dev
     search = dataclasses.asdict(translator.config.decode)
     for found in evaluate(translator, corpora, options.language):
+        if not is_coordinator():
+            continue
         if found.report.left_out:
             message = f"{found.corpus}: loss without over-long pairs: {found.report}"
             print(printable(message), file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from typing import IO
@@ -11,16 +12,19 @@ from transformer_jax.cli.commands import Translate
 from transformer_jax.cli.common import load_translator
 from transformer_jax.decoding.translator import WINDOW
 from transformer_jax.files import local_path, write_whole
+from transformer_jax.parallel.processes import broadcast, is_coordinator, share_errors, stream
 from transformer_jax.text.files import read_lines
 
 
 def run(options: Translate) -> None:
-    """Translates a file or standard input."""
+    """Translates a file or standard input, which the coordinator alone reads and writes."""
     translator = load_translator(options)
-    interactive = options.input == "-" and sys.stdin.isatty()
-    lines = read_lines(options.input)
-    with _output(options.output) as output:
-        for translation in translator.stream(lines, window=1 if interactive else WINDOW):
+    interactive = broadcast(options.input == "-" and sys.stdin.isatty())
+    window = 1 if interactive else WINDOW
+    path = options.output if is_coordinator() else os.devnull
+    with share_errors(), _output(path) as output:
+        lines = stream(read_lines(options.input), window)
+        for translation in translator.stream(lines, window=window):
             print(translation.text, file=output, flush=interactive)
 
 

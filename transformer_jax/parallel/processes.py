@@ -6,19 +6,23 @@ functions of this module in the same order, in their main thread.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import os
 import sys
 import threading
 import traceback
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from transformer_jax.config import Config, differences, from_json, to_json
 from transformer_jax.errors import UserError
 
 JOIN_TIMEOUT = 300
@@ -29,6 +33,8 @@ HEARTBEAT_TIMEOUT = 30
 
 LEAVE_TIMEOUT = 5
 """Seconds that a process which fails waits for the others to end, too."""
+
+Item = TypeVar("Item")
 
 
 def join(coordinator: str, count: int | None, index: int | None) -> None:
@@ -119,13 +125,58 @@ def is_coordinator() -> bool:
 
 
 def broadcast(value: Any) -> Any:
-    """Returns the coordinator's value, which JSON can hold, in every process."""
+    """Returns the coordinator's value, which JSON can hold, in every process.
+
+    UserError: the coordinator has met an error inside `share_errors`.
+    """
+    return _send({"value": value})
+
+
+def stream(items: Iterable[Item], size: int) -> Iterator[Item]:
+    """Yields the coordinator's items, which JSON can hold, in every process.
+
+    The coordinator reads them `size` at a time; the other processes do not read `items`.
+    """
+    own = iter(items)
+    while some := broadcast(list(itertools.islice(own, size)) if is_coordinator() else None):
+        yield from some
+
+
+@contextmanager
+def share_errors() -> Iterator[None]:
+    """Raises a UserError or an OSError of the coordinator in all processes.
+
+    Those errors must not occur elsewhere in the block than between two calls of `broadcast`, and
+    nothing else in it may make the processes wait for each other while they can occur.
+    """
+    try:
+        yield
+        broadcast(None)  # all is well
+    except (UserError, OSError) as error:
+        if is_coordinator():
+            _send({"error": str(error)})
+        raise
+
+
+def _send(message: dict[str, Any]) -> Any:
+    """Returns the value in the coordinator's message; raises the error in it elsewhere."""
     if jax.process_count() == 1:
-        return value
-    data = np.frombuffer(json.dumps(value).encode(), np.uint8) if is_coordinator() else None
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(0 if data is None else len(data))))
-    data = np.zeros(size, np.uint8) if data is None else data
-    return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(data)).tobytes())
+        return message.get("value")
+    text = np.frombuffer(json.dumps(message).encode() if is_coordinator() else b"", np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+    text = multihost_utils.broadcast_one_to_all(_padded(text, size))
+    message = json.loads(np.asarray(text)[:size].tobytes())
+    if "error" in message and not is_coordinator():
+        raise UserError(message["error"])
+    return message.get("value")
+
+
+def _padded(array: np.ndarray, size: int) -> np.ndarray:
+    """Returns the array with zeros after it, up to a power of two that is at least `size`: JAX
+    compiles a program for each length."""
+    padded = np.zeros((1 << max(int(size) - 1, 0).bit_length(), *array.shape[1:]), array.dtype)
+    padded[: len(array)] = array
+    return padded
 
 
 def any_process(flag: bool) -> bool:
@@ -133,6 +184,27 @@ def any_process(flag: bool) -> bool:
     if jax.process_count() == 1:
         return flag
     return bool(np.any(multihost_utils.process_allgather(np.bool_(flag))))
+
+
+def require_same_everywhere(config: Config, digests: dict[str, Any]) -> None:
+    """Checks that all processes have the same config and the same data. UserError: one has not.
+
+    digests: those of the data, which JSON can hold. Only the folder of cached corpora and the
+    number of threads may differ.
+    """
+    theirs = broadcast({"config": to_json(config), "digests": digests})
+    data = dataclasses.replace(config.data, cache="", workers=1)
+    other = from_json(theirs["config"])
+    other = dataclasses.replace(other, data=dataclasses.replace(other.data, cache="", workers=1))
+    changed = differences(other, dataclasses.replace(config, data=data), all_fields=True)
+    if theirs["digests"] != digests:
+        changed.append(f"data: {theirs['digests']} -> {digests}")
+    if any_process(bool(changed)):
+        index, _ = this_process()
+        what = f"process {index} has another config or data than process 0"
+        raise UserError(
+            f"{what} ({'; '.join(changed)})" if changed else "a process has another config or data"
+        )
 
 
 def wait_for_all(name: str) -> None:

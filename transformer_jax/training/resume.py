@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.config import Config, differences, from_json, to_json
+from transformer_jax.config import Config, differences
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath
 from transformer_jax.models.make import abstract_params
 from transformer_jax.parallel.parameters import shard_tree
-from transformer_jax.parallel.processes import any_process, broadcast, this_process
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpora
@@ -72,26 +70,6 @@ def require_same_data(old: Run, found: dict[str, Any]) -> None:
                     f"data.{split}={name}: has changed since run {old.folder} began; give the same "
                     "data to continue, or name another folder"
                 )
-
-
-def require_same_everywhere(config: Config, digests: dict[str, Any]) -> None:
-    """Checks that all processes have the same config and the same data. UserError: one has not.
-
-    Only the folder of cached corpora and the number of threads may differ.
-    """
-    theirs = broadcast({"config": to_json(config), "digests": digests})
-    data = dataclasses.replace(config.data, cache="", workers=1)
-    other = from_json(theirs["config"])
-    other = dataclasses.replace(other, data=dataclasses.replace(other.data, cache="", workers=1))
-    changed = differences(other, dataclasses.replace(config, data=data), all_fields=True)
-    if theirs["digests"] != digests:
-        changed.append(f"data: {theirs['digests']} -> {digests}")
-    if any_process(bool(changed)):
-        index, _ = this_process()
-        what = f"process {index} has another config or data than process 0"
-        raise UserError(
-            f"{what} ({'; '.join(changed)})" if changed else "a process has another config or data"
-        )
 
 
 def with_params_of(source: Run, state: TrainState, setup: Setup) -> TrainState:

@@ -24,6 +24,7 @@ from transformer_jax.parallel.processes import (
     any_process,
     broadcast,
     is_coordinator,
+    require_same_everywhere,
     this_process,
     wait_for_all,
 )
@@ -40,7 +41,6 @@ from transformer_jax.training.resume import (
     existing_run,
     provenance,
     require_same_data,
-    require_same_everywhere,
     restored,
     with_params_of,
 )

@@ -19,6 +19,7 @@ from transformer_jax.decoding.translator import Translator
 from transformer_jax.models.base import Model
 from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.mesh import data_parallel_size, local_rows, shard_batch
+from transformer_jax.parallel.processes import require_same_everywhere, this_process
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.training.setup import loss_fn
 from transformer_jax.training.step import eval_step
@@ -75,6 +76,7 @@ def evaluate(
     for name in corpora:
         corpus = Corpus(name, "validation", config.data.fields)
         pairs = list(corpus.pairs())
+        require_same_everywhere(config, {name: corpus.digest})
         sources, references = map(list, zip(*pairs, strict=True))
         outputs = translator(sources)
         scores = score(outputs, references, language)
@@ -85,6 +87,7 @@ def evaluate(
             max_length=config.model.max_length,
             filters=False,
             pairs=pairs,
+            process_index=this_process()[0],
         )
         scores |= dev_loss(translator.params, examples)
         yield Evaluation(name, sources, references, outputs, scores, examples.report)
