@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -206,9 +207,8 @@ def test_batches_are_a_function_of_seed_and_position(
     assert make(5).epoch(whole[-1][0]) > 1
     assert same(whole, take(make(5), 40))
     assert not same(whole, take(make(6), 40))
-    assert Counter(make(5)._read(0).source.ids.tolist()) != Counter(
-        make(6)._read(0).source.ids.tolist()
-    )
+    ids = [make(seed)._first[0].source.ids.tolist() for seed in (5, 6)]
+    assert Counter(ids[0]) != Counter(ids[1])
     for done in (1, 2, 5, 11, 26):
         assert same(take(make(5), 40 - done, whole[done - 1][0]), whole[done:])
 
@@ -245,6 +245,52 @@ def test_devices_and_processes_only_add_and_share_rows(changes: dict[str, Any]) 
             assert np.array_equal(more[: len(array)], array)
             assert not more[len(array) :].any()
             assert np.array_equal(share, more)
+
+
+@pytest.mark.parametrize("changes", LAYOUTS[:2])
+def test_processes_share_the_sampling(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pair is sampled once, lengths are gathered in the thread that takes batches, and the
+    batches are those of one process. The last chunk has fewer pairs than there are processes."""
+    monkeypatch.setattr(data, "CHUNK", 25)
+    options = {"seed": 5, "sampling": 0.3, "devices": 12}
+    alone = take(Loader(text_examples(52), config(**changes), **options), 40)
+    sampled: Counter[tuple[int, int]] = Counter()
+    sample = Examples.sample
+
+    def count(self: Examples, pairs: np.ndarray, *others: Any) -> Examples:
+        sampled.update((others[2], pair) for pair in pairs.tolist())
+        return sample(self, pairs, *others)
+
+    monkeypatch.setattr(Examples, "sample", count)
+    barrier, arrays = threading.Barrier(3), [np.zeros(0)] * 3
+
+    def run(index: int) -> tuple[int, list[tuple[int, Batch]]]:
+        thread = threading.get_ident()
+
+        def gather(array: np.ndarray) -> np.ndarray:
+            assert threading.get_ident() == thread
+            arrays[index] = array
+            barrier.wait(20)
+            whole = np.concatenate(arrays)
+            barrier.wait(20)
+            return whole
+
+        process: dict[str, Any] = {"process": (index, 3), "share": (index, 3), "gather": gather}
+        loader = Loader(text_examples(52), config(**changes), **options, **process)
+        return len(loader._first[0]), take(loader, 40)
+
+    with ThreadPoolExecutor(3) as pool:
+        held, thirds = zip(*pool.map(run, range(3)), strict=True)
+    assert sum(held) == 25  # each process holds the pairs of its rows
+    for (position, batch), *rest in zip(alone, *thirds, strict=True):
+        assert {position} == {other for other, _ in rest}
+        shares = zip(*(filled(part) for _, part in rest), strict=True)
+        for array, share in zip(filled(batch), shares, strict=True):
+            assert np.array_equal(np.concatenate(share), array)
+    assert set(sampled.values()) == {1}
+    assert {pair for epoch, pair in sampled if epoch == 0} == {*range(52)}
 
 
 def test_the_decoder_starts_with_the_id_it_is_told() -> None:
@@ -390,7 +436,7 @@ def test_prefetch_passes_errors_on() -> None:
 @pytest.mark.parametrize("used", [0, 1, 9])
 def test_prefetch_leaves_no_thread(used: int) -> None:
     before = threading.active_count()
-    ahead = data.prefetch(Loader(examples(), config(), 0).batches())
+    ahead = Loader(examples(), config(), 0).batches()
     for _ in range(used):
         next(ahead)
     assert threading.active_count() == before + (2 if used else 0)

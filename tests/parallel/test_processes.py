@@ -301,6 +301,7 @@ def test_one_process_is_its_own_coordinator() -> None:
     assert processes.broadcast(7) == 7
     assert processes.any_process(True)
     assert not processes.any_process(False)
+    assert processes.gather(np.arange(3)).tolist() == [0, 1, 2]
     assert list(processes.stream(iter("abc"), 2)) == ["a", "b", "c"]
     with pytest.raises(UserError, match="gone"), processes.share_errors():
         raise UserError("gone")

@@ -50,6 +50,11 @@ class Ragged(NamedTuple):
         offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
         return cls(np.fromiter(itertools.chain.from_iterable(rows), np.int32), offsets)
 
+    @classmethod
+    def of_lengths(cls, ids: Int32[np.ndarray, " N"], lengths: Int32[np.ndarray, " P"]) -> Ragged:
+        """Returns the rows of these lengths whose concatenation is `ids`."""
+        return cls(ids, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+
     def row(self, index: int) -> Int32[np.ndarray, " N"]:
         """Returns the ids of one row."""
         return np.asarray(self.ids[self.offsets[index] : self.offsets[index + 1]])
@@ -106,6 +111,13 @@ class Examples:
         """The number of tokens of source and target, including `EOS`."""
         return np.stack([self.source.lengths(), self.target.lengths()], axis=1)
 
+    def lengths_of(self, pairs: Int[np.ndarray, " Q"]) -> Int32[np.ndarray, "Q 2"]:
+        """Returns the number of tokens of the pairs with these indices, as `lengths`."""
+        ends = [
+            (side.offsets[pairs], side.offsets[pairs + 1]) for side in (self.source, self.target)
+        ]
+        return np.stack([end - start for start, end in ends], axis=1).astype(np.int32)
+
     def pair(self, index: int) -> tuple[Int32[np.ndarray, " S"], Int32[np.ndarray, " T"]]:
         """Returns the ids of source and target of one pair."""
         return self.source.row(index), self.target.row(index)
@@ -138,7 +150,7 @@ class Examples:
             ]
             fits = len(new[0]) <= limits[0] and len(new[1]) <= limits[1]
             rows.append(new if fits else old)
-        source, target = (Ragged.of(side) for side in zip(*rows, strict=True))
+        source, target = (Ragged.of([row[side] for row in rows]) for side in (0, 1))
         return dataclasses.replace(self, source=source, target=target)
 
 

@@ -7,12 +7,13 @@ is planned on its own, from its own lengths. The position in the data is one int
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, lru_cache, partial
-from typing import TypeVar, cast
+from functools import lru_cache, partial
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 from jaxtyping import Int, Int32
@@ -32,11 +33,21 @@ _EPOCH, _BATCHES = 1, 2  # what is shuffled: part of the key of a random order
 Item = TypeVar("Item")
 
 
+class _Read(NamedTuple):
+    """What a process has read of a chunk: with sampling, its share of the pairs."""
+
+    chunk: int
+    examples: Examples
+    pairs: Int[np.ndarray, " Q"]  # indices in `examples`
+
+
 class Loader:
     """Endless training batches: a function of (examples, config, seed) and the position.
 
     sampling: as in `TokenizerConfig`; 0 disables it. devices: empty rows are added up to a multiple
-    of it. process: (index, count); each process gets its slice of the rows of every batch.
+    of it. process: (index, count); each process gets its slice of the rows of every batch. share:
+    (index, count); each process samples its slice of the pairs of a chunk. gather: returns the
+    arrays of all these processes, one after the other; is called in the thread that takes batches.
     UserError: `config.batch_tokens` or `config.packed_length` cannot hold the longest pair.
     """
 
@@ -50,37 +61,48 @@ class Loader:
         decoder_start_id: int = BOS,
         devices: int = 1,
         process: tuple[int, int] = (0, 1),
+        share: tuple[int, int] = (0, 1),
+        gather: Callable[[np.ndarray], np.ndarray] = lambda array: array,
     ) -> None:
         self.examples, self.seed, self.sampling = examples, seed, sampling
-        self.packing, self.devices = config.packing, devices
+        self.packing, self.devices, self._process = config.packing, devices, process
+        self._share, self._gather = share, gather
         self.chunks = -(-len(examples) // CHUNK)  # in an epoch
-        self._limits = examples.lengths.max(axis=0)
-        self._make_batch = partial(
-            make_batch,
-            packed=config.packing,
-            decoder_start_id=decoder_start_id,
-            devices=devices,
-            process=process,
-        )
-        first = self._read(0)
         lengths = examples.lengths
+        self._limits = lengths.max(axis=0)
+        self._make_batch = partial(
+            make_batch, packed=config.packing, decoder_start_id=decoder_start_id
+        )
+        first = self._exchanged(self._read(0))
+        first_lengths = first.examples.lengths_of(first.pairs)
         if sampling:
             # The first chunk stands for all; the longest pair must fit with its own ids.
-            lengths = np.concatenate([first.lengths, self._limits[None]])
+            lengths = np.concatenate([first_lengths, self._limits[None]])
         if config.packing:
             self.shapes = (packed_shape(lengths, config.batch_tokens, config.packed_length),)
         else:
             self.shapes = choose_shapes(lengths, config.batch_tokens, config.shapes)
-        self._first = first, self._plan(first, 0)
+        plans = self._plan(first_lengths, 0)
+        slots = sum(plan.shape.rows * (plan.shape.source + plan.shape.target) for plan in plans)
+        self.non_padding_fraction = float(first_lengths.sum()) / slots
+        """The fraction of slots that hold tokens, over both sides, in the first chunk."""
+        self.batches_per_epoch = -(-len(plans) * len(examples) // len(first_lengths))
+        """The number of batches in an epoch, estimated from the first chunk. Exact where an epoch
+        is one chunk and nothing is sampled."""
+        self._first = self._own(first, plans)
 
-    def batches(self, position: int = 0) -> Iterator[tuple[int, Batch]]:
-        """Yields (position of the next batch, batch) from `position` on, without end."""
+    def batches(self, position: int = 0) -> Generator[tuple[int, Batch], None, None]:
+        """Yields (position of the next batch, batch) from `position` on, without end.
+
+        Background threads read and sample the next chunk while the batches of this one are used,
+        and make two batches ahead. They end when the generator is closed.
+        """
         chunk, start = position >> _BITS, position & ((1 << _BITS) - 1)
-        # The next chunk is read, sampled and planned while the batches of this one are used.
-        for examples, plans in prefetch(map(self._planned, itertools.count(chunk)), 1):
-            for i, plan in enumerate(plans[start:], start + 1):
+        for examples, plans in self._chunks(chunk):
+            batches = prefetch(map(partial(self._make_batch, examples), plans[start:]))
+            for i, batch in enumerate(batches, start + 1):
                 after = chunk << _BITS | i if i < len(plans) else (chunk + 1) << _BITS
-                yield after, self._make_batch(examples, plan)
+                yield after, batch
             chunk, start = chunk + 1, 0
 
     def full_shapes(self) -> list[Shape]:
@@ -91,45 +113,62 @@ class Loader:
         """Returns the epoch that `position` is in, from 0."""
         return (position >> _BITS) // self.chunks
 
-    @cached_property
-    def non_padding_fraction(self) -> float:
-        """The fraction of slots that hold tokens, over both sides, in the first chunk."""
-        examples, plans = self._first
-        slots = sum(plan.shape.rows * (plan.shape.source + plan.shape.target) for plan in plans)
-        return float(examples.lengths.sum()) / slots
+    def _chunks(self, chunk: int) -> Iterator[tuple[Examples, list[Plan]]]:
+        """Yields this process's pairs and batches of each chunk from `chunk` on."""
+        # The loader keeps the first chunk.
+        read = (self._read(number) if number else None for number in itertools.count(chunk))
+        if self.sampling and self._share[1] > 1:
+            return map(self._planned, prefetch(read, 1))  # `gather` is called in this thread
+        return prefetch(map(self._planned, read), 1)
 
-    @property
-    def batches_per_epoch(self) -> int:
-        """The number of batches in an epoch, estimated from the first chunk.
-
-        Exact where an epoch is one chunk and nothing is sampled.
-        """
-        examples, plans = self._first
-        return -(-len(plans) * len(self.examples) // len(examples))
-
-    def _planned(self, chunk: int) -> tuple[Examples, list[Plan]]:
-        """Returns the pairs of a chunk and its batches, in the order in which they are used."""
-        if chunk == 0:
-            return self._first
-        examples = self._read(chunk)
-        return examples, self._plan(examples, chunk)
-
-    def _read(self, chunk: int) -> Examples:
-        """Returns the pairs of a chunk, in memory."""
+    def _read(self, chunk: int) -> _Read:
+        """Returns what this process reads of a chunk."""
         epoch, index = divmod(chunk, self.chunks)
         order = _epoch_order(len(self.examples), self.seed, epoch)
         pairs = order[index * CHUNK : (index + 1) * CHUNK]
-        if self.sampling:
-            return self.examples.sample(pairs, self.sampling, self.seed, epoch, self._limits)
-        return self.examples.take(pairs)
+        if not self.sampling:
+            return _Read(chunk, self.examples, pairs)
+        index, count = self._share
+        pairs = np.array_split(pairs, count)[index]
+        sampled = self.examples.sample(pairs, self.sampling, self.seed, epoch, self._limits)
+        return _Read(chunk, sampled, np.arange(len(pairs)))
 
-    def _plan(self, examples: Examples, chunk: int) -> list[Plan]:
-        """Returns the batches of a chunk, shuffled."""
-        if self.packing:
-            plans = pack(examples.lengths, self.shapes[0])
-        else:
-            plans = group(examples.lengths, self.shapes)
+    def _exchanged(self, read: _Read) -> _Read:
+        """Returns the whole chunk.
+
+        The sampled ids are gathered, since that takes much less time than to sample again those of
+        this process's rows, which are known only after the plan.
+        """
+        if not self.sampling:
+            return read
+        source, target = (
+            Ragged.of_lengths(self._gather(side.ids), self._gather(side.lengths()))
+            for side in (read.examples.source, read.examples.target)
+        )
+        examples = dataclasses.replace(self.examples, source=source, target=target)
+        return _Read(read.chunk, examples, np.arange(len(examples)))
+
+    def _planned(self, read: _Read | None) -> tuple[Examples, list[Plan]]:
+        """Returns this process's pairs and batches of a chunk; None: the first one."""
+        if read is None:
+            return self._first
+        whole = self._exchanged(read)
+        return self._own(whole, self._plan(whole.examples.lengths_of(whole.pairs), whole.chunk))
+
+    def _plan(self, lengths: Int[np.ndarray, "P 2"], chunk: int) -> list[Plan]:
+        """Returns the batches of a chunk in the order of their use, which is random."""
+        plans = pack(lengths, self.shapes[0]) if self.packing else group(lengths, self.shapes)
         return [plans[i] for i in _random_order(len(plans), self.seed, _BATCHES, chunk)]
+
+    def _own(self, whole: _Read, plans: list[Plan]) -> tuple[Examples, list[Plan]]:
+        """Returns the pairs in this process's rows, in memory, and its part of the batches."""
+        plans = [take_rows(plan, self.devices, self._process) for plan in plans]
+        pairs = np.concatenate([plan.pairs for plan in plans])
+        ends = np.cumsum([len(plan.pairs) for plan in plans]).tolist()
+        return whole.examples.take(whole.pairs[pairs]), [
+            plan._replace(pairs=np.arange(end - len(plan.pairs), end))
+            for plan, end in zip(plans, ends, strict=True)
+        ]
 
 
 def evaluation_batches(
@@ -148,14 +187,8 @@ def evaluation_batches(
     lengths = examples.lengths
     batch_tokens = max(config.batch_tokens, ROWS_MULTIPLE * int(lengths.max()))
     for plan in group(lengths, choose_shapes(lengths, batch_tokens, config.shapes)):
-        yield make_batch(
-            examples,
-            plan,
-            packed=False,
-            decoder_start_id=decoder_start_id,
-            devices=devices,
-            process=process,
-        )
+        own = take_rows(plan, devices, process)
+        yield make_batch(examples, own, packed=False, decoder_start_id=decoder_start_id)
 
 
 def prefetch(iterator: Iterator[Item], size: int = 2) -> Generator[Item, None, None]:
@@ -175,38 +208,44 @@ def prefetch(iterator: Iterator[Item], size: int = 2) -> Generator[Item, None, N
         pool.shutdown(cancel_futures=True)
 
 
-def make_batch(
-    examples: Examples,
-    plan: Plan,
-    *,
-    packed: bool,
-    decoder_start_id: int,
-    devices: int,
-    process: tuple[int, int],
-) -> Batch:
-    """Returns the arrays of `plan`: this process's slice of its rows."""
+def take_rows(plan: Plan, devices: int, process: tuple[int, int]) -> Plan:
+    """Returns the part of a batch that this process makes: its slice of the rows.
+
+    devices: empty rows are added up to a multiple of it. process: (index, count).
+    """
     index, count = process
     height = plan.shape.padded(devices).rows // count
-    local = plan.rows // height == index
-    rows, starts = plan.rows[local] - index * height, plan.starts[local]
-    source = examples.source.take(plan.pairs[local])
-    target = examples.target.take(plan.pairs[local])
+    own = plan.rows // height == index
+    return Plan(
+        plan.shape._replace(rows=height),
+        plan.pairs[own],
+        plan.rows[own] - index * height,
+        plan.starts[own],
+        plan.segments[own],
+    )
+
+
+def make_batch(examples: Examples, plan: Plan, *, packed: bool, decoder_start_id: int) -> Batch:
+    """Returns the arrays of `plan`."""
+    shape, rows, starts = plan.shape, plan.rows, plan.starts
+    source = examples.source.take(plan.pairs)
+    target = examples.target.take(plan.pairs)
     target_in = np.roll(target.ids, 1)
     target_in[target.offsets[:-1]] = decoder_start_id
     to_source = partial(
         _scatter,
         slots=_token_slots(source, rows, starts[:, 0]),
-        shape=(height, plan.shape.source),
+        shape=(shape.rows, shape.source),
     )
     to_target = partial(
         _scatter,
         slots=_token_slots(target, rows, starts[:, 1]),
-        shape=(height, plan.shape.target),
+        shape=(shape.rows, shape.target),
     )
     batch = Batch(to_source(source.ids), to_target(target_in), to_target(target.ids))
     if not packed:
         return batch
-    segments = plan.segments[local]
+    segments = plan.segments
     return batch._replace(
         source_segments=to_source(np.repeat(segments, source.lengths())),
         source_positions=to_source(_positions(source)),

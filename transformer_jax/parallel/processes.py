@@ -171,6 +171,15 @@ def _send(message: dict[str, Any]) -> Any:
     return message.get("value")
 
 
+def gather(array: np.ndarray) -> np.ndarray:
+    """Returns the arrays of all processes, one after the other along the first dimension."""
+    if jax.process_count() == 1:
+        return array
+    sizes = np.asarray(multihost_utils.process_allgather(np.int32(len(array))))
+    parts = multihost_utils.process_allgather(_padded(array, max(sizes)))
+    return np.concatenate([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
 def _padded(array: np.ndarray, size: int) -> np.ndarray:
     """Returns the array with zeros after it, up to a power of two that is at least `size`: JAX
     compiles a program for each length."""

@@ -36,7 +36,7 @@ from transformer_jax.parallel.mesh import (
     mesh_shape,
 )
 from transformer_jax.parallel.parameters import shardings
-from transformer_jax.parallel.processes import this_process
+from transformer_jax.parallel.processes import gather, this_process
 from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import PAD
 from transformer_jax.text import tokenizer
@@ -158,6 +158,8 @@ def prepare(config: Config, known: Run | None = None, corpora: Corpora | None = 
         decoder_start_id=config.model.decoder_start_id,
         devices=data_parallel_size(mesh) * config.optimizer.accumulate,
         process=local_rows(mesh),
+        share=this_process(),
+        gather=gather,
     )
     return Setup(config, step.model, step.optimizer, mesh, tokenizers, examples, dev, loader)
 

@@ -11,7 +11,6 @@ import jax
 from etils import epath
 
 from transformer_jax.config import Config, DecodeConfig
-from transformer_jax.data import loader as data
 from transformer_jax.data.buckets import Shape
 from transformer_jax.decoding import evaluation
 from transformer_jax.decoding.translator import Translator
@@ -158,7 +157,7 @@ class Trainer:
         meter = self._meter(step, progress)
         self._announce(step)
         saved = step
-        batches = data.prefetch(self.setup.loader.batches(progress.position))
+        batches = self.setup.loader.batches(progress.position)
         with closing(batches), _profiler(self.folder / "profile", step, profile) as trace:
             while True:
                 better = False
