@@ -9,7 +9,7 @@ INSTALLED := .venv/.installed
 # Compilation uses one core; a file's tests share what they compile.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k recipes attention attention-kinds layers windows remat devices scaling readme docs clean
+.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k recipes attention attention-kinds layers windows remat devices scaling gpu readme docs clean
 
 help:
 	@echo "make quickstart        train on the built-in corpus (about 5 minutes) and translate"
@@ -28,6 +28,7 @@ help:
 	@echo "make remat             measure policies of rematerialization, results/remat.json"
 	@echo "make devices           compare a run on many meshes and processes (10 minutes), results/devices.json"
 	@echo "make scaling           compile for TPU slices ahead of time (an hour), results/scaling.json"
+	@echo "make gpu               test and measure on a GPU with PYTHON (at most 10 minutes), results/gpu.json"
 	@echo "make readme            update tables and figures from results/ and the code"
 
 # Runs only when a dependency has changed.
@@ -107,6 +108,10 @@ scaling:
 	.venv-tpu/bin/python -m pip install --quiet --disable-pip-version-check \
 	  -c constraints.txt -e '.[plot,tpu]'
 	JAX_PLATFORMS=cpu .venv-tpu/bin/python -m tools.scaling
+
+# With the Python of a machine with a GPU, since .venv has no CUDA.
+gpu:
+	@$(PYTHON) -m tools.gpu
 
 readme: $(INSTALLED)
 	$(PY) -m tools.documents

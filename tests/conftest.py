@@ -36,6 +36,12 @@ install_import_hook(
 )
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips the tests marked `gpu` where there is none."""
+    if item.get_closest_marker("gpu") and jax.default_backend() != "gpu":
+        pytest.skip(f"needs a GPU; JAX runs on {jax.default_backend()}")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A program is compiled once for all tests that run it."""

@@ -53,6 +53,10 @@ BAD = [
     ({"model": {"norm": "both"}}, "model.norm='both': must be one of post, pre"),
     ({"model": {"d_model": 9, "heads": 3}}, "model.d_model=9: must be even"),
     ({"model": 3}, "model=3: must be an object"),
+    (
+        {"execution": {"executor": "pmap", "deterministic": True}},
+        "execution.deterministic=True: must be False with execution.executor='pmap'",
+    ),
     ({"data": {"train": "a"}}, "data.train='a': must be a list"),
     ({"data": {"fields": ["a"]}}, r"data.fields=\['a'\]: must have 2 items"),
     ({"optimizer": {"warmup": 0}}, "optimizer.warmup=0: must be above 0"),

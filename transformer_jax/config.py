@@ -452,6 +452,9 @@ class ExecutionConfig(_Section):
     kernel: str = field(default="auto", metadata=_NOT_COMPARED)
     """Kernel that computes soft and local-m attention with product scores in training: auto,
     reference, blockwise, xla, cudnn, pallas, or your own function, MODULE:FUNCTION."""
+    deterministic: bool = field(default=False, metadata=_NOT_COMPARED)
+    """Whether GPUs compute the same bits in every run, perhaps more slowly: XLA then uses only
+    deterministic operations, and does not choose among its kernels by timing them."""
     remat: Literal["none", "layers", "products"] = field(default="none", metadata=_NOT_COMPARED)
     """What the backward pass computes again to save memory: nothing, all activations inside each
     layer (layers), or all but the results of matrix products (products)."""
@@ -460,6 +463,8 @@ class ExecutionConfig(_Section):
     the peak in bfloat16 of TPUs and GPUs that are known."""
 
     def _validate(self) -> None:
+        compiled = self.executor == "jit" or not self.deterministic
+        self._require(compiled, "deterministic", "False with execution.executor='pmap'")
         self._require_positive("peak_tflops")
 
 

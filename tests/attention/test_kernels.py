@@ -16,6 +16,7 @@ from transformer_jax.attention import Mask, attend, kernels
 from transformer_jax.attention import blockwise as blockwise_module
 from transformer_jax.attention.blockwise import Blocks, blockwise
 from transformer_jax.attention.kernel_entry import FEATURES
+from transformer_jax.benchmark.attention_report import ERROR_LIMITS
 from transformer_jax.errors import UserError
 
 Inputs = tuple[Array, Array, Array]
@@ -210,6 +211,28 @@ def test_pallas_as_its_interpreter_runs_it(mask: str, monkeypatch: pytest.Monkey
         ours = found("pallas", (query, key, value), rule, gradient)
     for a, b in zip(ours, exact((query, key, value), rule, gradient), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * np.abs(b).max())
+
+
+ON_GPUS = [("cudnn", "bfloat16"), ("auto", "bfloat16")]
+ON_GPUS += [(kernel, "float32") for kernel in ("xla", "blockwise", "reference")]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mask", PALLAS_MASKS)
+@pytest.mark.parametrize(("kernel", "dtype"), ON_GPUS)
+def test_kernels_are_attention_on_a_gpu(kernel: str, dtype: Any, mask: str) -> None:
+    keys = jax.random.split(jax.random.key(0), 4)
+    heads = (2, 1, 1, 2)
+    query, key, value, gradient = (
+        jax.random.normal(k, (2, n, 256, 64), dtype) for k, n in zip(keys, heads, strict=True)
+    )
+    with jax.default_matmul_precision("float32"):
+        ours = found(kernel, (query, key, value), PALLAS_MASKS[mask], gradient)
+    limit = ERROR_LIMITS[dtype]
+    for a, b in zip(ours, exact((query, key, value), PALLAS_MASKS[mask], gradient), strict=True):
+        np.testing.assert_allclose(
+            np.asarray(a, np.float32), b, rtol=0, atol=limit * np.abs(b).max()
+        )
 
 
 def test_pallas_refuses_what_it_would_get_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -385,3 +385,16 @@ def test_rematerialization_keeps_loss_and_gradients() -> None:
         error = optax.tree.norm(optax.tree.sub(tree, wanted))
         assert error <= 1e-6 * optax.tree.norm(wanted)
         assert (found > count) == more
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_gradient_on_a_gpu_is_that_on_a_cpu(name: str) -> None:
+    model, params = build(tiny(**VARIANTS[name]))
+    compute = jax.jit(jax.grad(loss_of(model), has_aux=True))
+    gradients = []
+    for platform in ("gpu", "cpu"):
+        placed = jax.device_put((params, make_batch(LENGTHS)), jax.devices(platform)[0])
+        with jax.default_matmul_precision("float32"):
+            gradients.append(compute(*placed, None, {})[0])
+    assert_gradients_close(*gradients, tolerance=1e-5)

@@ -27,9 +27,14 @@ from transformer_jax.config import (
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, find_path
+from transformer_jax.parallel.compile import DETERMINISTIC
 from transformer_jax.runs import checkpoint, run
+from transformer_jax.runs.checkpoint import Checkpoints
+from transformer_jax.training.planning import compile_training_step
 from transformer_jax.training.reporters import MetricsFile, read_metrics
-from transformer_jax.training.trainer import train
+from transformer_jax.training.setup import empty_batch, prepare
+from transformer_jax.training.signals import StopRequest
+from transformer_jax.training.trainer import Trainer, train
 
 
 def same(one: run.Run, other: run.Run, step: int, tree: str = "weights") -> bool:
@@ -304,6 +309,52 @@ def test_pmap_trains(tiny_config: Config, tmp_path: Path) -> None:
     pmap = replace(tiny_config, execution=replace(tiny_config.execution, executor="pmap"))
     made = train(replace(pmap, train=replace(tiny_config.train, steps=4)), tmp_path / "pmap")
     assert checkpoint.steps(made.checkpoints) == [4]
+
+
+def deterministic(config: Config) -> Config:
+    return replace(config, execution=replace(config.execution, deterministic=True))
+
+
+def test_a_deterministic_run_is_the_same_on_a_cpu(
+    tiny_config: Config, finished: run.Run, tmp_path: Path
+) -> None:
+    short = replace(tiny_config.train, steps=8)
+    config = replace(tiny_config, train=short, data=replace(tiny_config.data, dev=()))
+    made = train(deterministic(config), tmp_path / "r")
+    assert all(same(made, finished, 8, tree) for tree in ("weights", "training"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_deterministic_run_resumes_bit_for_bit_on_a_gpu(
+    dtype: Any, tiny_config: Config, tmp_path: Path
+) -> None:
+    """Without dropout of attention weights, bfloat16 uses cuDNN's attention."""
+    model = replace(tiny_config.model, attention_dropout=0.0, dtype=dtype)
+    config = deterministic(replace(tiny_config, model=model))
+    assert_resumes(config, train(config, tmp_path / "whole"), tmp_path / "r")
+
+
+def test_a_deterministic_run_asks_the_compiler_for_it(
+    tiny_config: Config, finished: run.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For training, its plan, and evaluation. The compiler refuses an option without meaning."""
+    monkeypatch.setitem(DETERMINISTIC, "xla_no_such_option", "True")
+    setup, params = prepare(deterministic(tiny_config)), finished.params()
+    (dev,) = setup.dev.values()
+    (shape,) = setup.loader.full_shapes()
+    with Checkpoints(tmp_path / "checkpoints", 1) as checkpoints:
+        trainer = Trainer(setup, finished, checkpoints, (), StopRequest(), lambda: None)
+    step = trainer.update.lower(setup.abstract_state, empty_batch(shape), jax.random.key(0))
+    compilations: list[Callable[[], Any]] = [
+        step.compile,
+        lambda: compile_training_step(setup, shape),
+        lambda: trainer.dev_loss(params, dev.examples),
+        lambda: trainer.translator.with_params(params)(["red old"]),
+    ]
+    for compilation in compilations:
+        with pytest.raises(RuntimeError, match="No such compile option: 'xla_no_such_option'"):
+            compilation()
 
 
 def test_the_first_development_corpus_chooses_and_by_loss_if_told(

@@ -19,7 +19,7 @@ from transformer_jax.data.buckets import batches_by_length
 from transformer_jax.decoding.strategies import make_search
 from transformer_jax.errors import UserError
 from transformer_jax.models.make import abstract_params, make_model
-from transformer_jax.parallel.compile import compile_function
+from transformer_jax.parallel.compile import DETERMINISTIC, compile_function
 from transformer_jax.parallel.kernel import shard_kernel
 from transformer_jax.parallel.mesh import (
     check_mesh,
@@ -81,7 +81,9 @@ class Translator:
         self.params = shard_tree(params, mesh)
         kernel = shard_kernel("auto", mesh)
         self.model = make_model(config.model, *sizes, kernel, constrain_to(mesh))
-        self._search = compile_function(make_search(self.model, config.decode), self.mesh)
+        options = DETERMINISTIC if config.execution.deterministic else None
+        search = make_search(self.model, config.decode)
+        self._search = compile_function(search, self.mesh, options=options)
 
     @classmethod
     def load(

@@ -19,6 +19,10 @@ KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 """Options for XLA's CPU compiler, which otherwise removes the barriers of `jax.checkpoint`, finds
 that values are computed twice, and keeps them in memory."""
 
+DETERMINISTIC = {"xla_gpu_deterministic_ops": "True"}
+"""Options for XLA's GPU compiler with which a program computes the same bits each time that it is
+compiled and run. Other compilers accept and ignore them."""
+
 
 def compile_function(
     function: Callable[..., Any],
@@ -58,18 +62,19 @@ def compile_step(
     *,
     result: Any = REPLICATED,
     donate: bool = False,
+    deterministic: bool = False,
 ) -> Any:
     """Returns `step(state, batch, *keys, reduce=...)`, compiled to run over the mesh.
 
     With `jit`, the arrays are global and have any sharding, `reduce` is the identity, and the
     result is split as the `PartitionSpec`s of `result` say. With `pmap`, state, keys and result are
     replicated, each device sees its own rows of the batch, and `reduce` sums over devices. donate:
-    whether the memory of the state is reused.
+    whether the memory of the state is reused. deterministic: with `jit`, as in `ExecutionConfig`.
     """
     if executor == "pmap":
         return _pmap(step, mesh, donate)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
-    options = KEEP_BARRIERS if on_cpu else None
+    options = (KEEP_BARRIERS if on_cpu else {}) | (DETERMINISTIC if deterministic else {})
     return compile_function(
         step, mesh, result=result, donate=(0,) if donate else (), options=options
     )

@@ -186,7 +186,10 @@ def compile_training_step(setup: StepSetup, shape: Shape) -> Any:
     assert not isinstance(mesh, AbstractMesh)
     state = setup.abstract_state
     result = (partition_tree(state, mesh), REPLICATED)
-    step = compile_step(update_fn(setup), mesh, result=result, donate=True)
+    deterministic = setup.config.execution.deterministic
+    step = compile_step(
+        update_fn(setup), mesh, result=result, donate=True, deterministic=deterministic
+    )
     rows = NamedSharding(mesh, partition(("batch",)))
     batch = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows),

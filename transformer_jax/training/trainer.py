@@ -144,7 +144,12 @@ class Trainer:
         executor = setup.config.execution.executor
         specs = partition_tree(setup.abstract_state, setup.mesh)
         self.update = compile_step(
-            update_fn(setup), setup.mesh, executor, result=(specs, REPLICATED), donate=True
+            update_fn(setup),
+            setup.mesh,
+            executor,
+            result=(specs, REPLICATED),
+            donate=True,
+            deterministic=setup.config.execution.deterministic,
         )
         self.ideal_seconds = ideal_seconds_fn(setup)
         self.dev_loss = dev_loss_fn(setup.model, setup.config, setup.mesh, executor)

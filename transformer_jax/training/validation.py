@@ -33,7 +33,8 @@ def dev_loss_fn(
 
     Its optional third argument is called before each batch, and ends the evaluation by False.
     """
-    losses = compile_step(partial(eval_step, loss=loss_fn(model, 0.0)), mesh, executor)
+    step = partial(eval_step, loss=loss_fn(model, 0.0))
+    losses = compile_step(step, mesh, executor, deterministic=config.execution.deterministic)
 
     def dev_loss(
         params: Params, examples: Examples, go_on: Callable[[Any], bool] = lambda _: True
