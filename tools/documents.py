@@ -24,7 +24,7 @@ DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PACKAGE = Path("transformer_jax")
 
 OTHER_FILES = {
-    "deploy/": "scripts for Slurm, Kubernetes and TPU pods, which train until training has finished",
+    "deploy/": "scripts for Slurm, Kubernetes and TPU pods, which train until it has finished",
     "tests/": "a folder for each package, and fixtures",
     "docs/": "usage, several devices, kinds of attention, the config reference, benchmarks",
     "CONTRIBUTING.md": "the architecture, the rules of the code, and where to change what",

@@ -1,5 +1,6 @@
 """Two processes with two devices each, over local sockets."""
 
+import json
 import os
 import signal
 import socket
