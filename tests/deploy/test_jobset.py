@@ -101,7 +101,7 @@ def test_a_pod_ends_as_training_ends(ending: str, status: int, programs: Program
     assert start_pod(1, {}).wait(20) == status
     options = programs.options()
     assert (options.coordinator, options.process) == ("train-workers-0-0.train:1234", "1/2")
-    assert options.run == Path("/shared/runs/base")
+    assert options.run == "/shared/runs/base"
 
 
 def test_a_pod_that_is_told_to_end_is_not_finished(programs: Programs) -> None:

@@ -69,7 +69,7 @@ def test_the_job_is_queued_again_until_training_has_finished(
     assert run_job(programs, SLURM_RESTART_COUNT=str(restarts)) == (status, queued)
     options = programs.options()
     assert options.coordinator == "auto"
-    assert options.run == Path("/shared/runs/base")
+    assert options.run == "/shared/runs/base"
 
 
 def test_the_command_may_run_in_a_container(programs: Programs) -> None:

@@ -3,7 +3,6 @@
 import fcntl
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 from cluster_programs import BAD_INPUT, FAILED, FINISHED, ROOT, STOPPED, Programs
@@ -73,7 +72,7 @@ def test_the_pod_trains_until_training_has_finished(
     assert (worker / "mounted").exists()
     assert (worker / "source/pyproject.toml").exists()
     parsed = programs.options()
-    assert (parsed.coordinator, parsed.run) == ("auto", Path("/shared/my runs/base"))
+    assert (parsed.coordinator, parsed.run) == ("auto", "/shared/my runs/base")
 
 
 def test_training_waits_for_an_earlier_command(programs: Programs) -> None:
