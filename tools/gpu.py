@@ -150,7 +150,7 @@ def measure_preset(config: Config, sizes: Sizes) -> dict[str, Any]:
         "compile_s": compile_s,
         "training_step_ms": seconds["training"] * 1e3,
         "target_tokens_per_s": sizes.rows * sizes.length / seconds["training"],
-        "tflops": StepCosts(setup, "none").flops(shape) / seconds["training"] / 1e12,
+        "tflops": StepCosts(setup).flops(shape) / seconds["training"] / 1e12,
         "temporaries_mib": update.memory_analysis().temp_size_in_bytes / 2**20,
         "decoding_step_ms": seconds["decoding"] / steps * 1e3,
         "decoding_steps": steps,

@@ -48,7 +48,7 @@ def measure() -> list[dict[str, Any]]:
         rows.append(
             {
                 "remat": remat,
-                "gflop": planner.costs.flops(SHAPE) / 1e9,
+                "gflop": planner.flops(SHAPE) / 1e9,
                 "temporaries_mib": analysis.temp_size_in_bytes / 2**20,
             }
         )

@@ -55,7 +55,7 @@ def measure(model: str, chips: int, mesh: str) -> dict[str, Any]:
         "chips": chips,
         "mesh": mesh,
         "rows": shape.rows,
-        "tflop": planner.costs.flops(shape) / 1e12,
+        "tflop": planner.flops(shape) / 1e12,
         "params_mib": memory.params / 2**20,
         "rest_of_state_mib": memory.rest / 2**20,
         "temporaries_mib": analysis.temp_size_in_bytes / 2**20,

@@ -79,7 +79,7 @@ def test_remedies_fit() -> None:
     made = planner(MeshConfig(), 64)
     large = SHAPE._replace(rows=2048)
     limit = 2 * sum(made.memory(large)) // 3
-    found = list(remedies(made, large, limit))
+    found = list(remedies(made, [large, large._replace(source=8)], limit))
     fields = [remedy.option.partition("=")[0] for remedy in found]
     assert fields == [
         "--config.optimizer.accumulate",
@@ -92,8 +92,21 @@ def test_remedies_fit() -> None:
     changed = made.variant("optimizer", accumulate=int(found[0].option.partition("=")[2]))
     assert sum(changed.memory(large)) == found[0].memory
     small = Shape(64, 2, 2)
-    sharded = list(remedies(made, small, sum(made.memory(small)[:2]) // 2))
+    sharded = list(remedies(made, [small], sum(made.memory(small)[:2]) // 2))
     assert [remedy.option for remedy in sharded] == ["--config.mesh.fsdp=4"]
+
+
+def test_remedies_are_configs_that_train() -> None:
+    """pmap has no fsdp, and batches have at least 8 rows."""
+    made = planner(MeshConfig(), 64, execution=ExecutionConfig(executor="pmap"))
+    rows, kept = Shape(64, 2, 2), sum(made.memory(Shape(64, 2, 2))[:2])
+    assert list(remedies(made, [rows], kept // 2)) == []
+    alone = planner(MeshConfig(), 1)
+    limit = sum(alone.memory(SHAPE._replace(rows=16))) * 9 // 10
+    halved = [remedy.option for remedy in remedies(alone, [SHAPE._replace(rows=16)], limit)]
+    assert halved[-1] == "--config.data.batch_tokens=2048"
+    shapes = [SHAPE._replace(rows=16), Shape(8, 32, 24)]
+    assert halved[:-1] == [remedy.option for remedy in remedies(alone, shapes, limit)]
 
 
 def test_devices_made_of_a_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,7 @@ def test_a_run_stopped_and_resumed_is_bit_identical(
     assert_resumes(tiny_config, finished, tmp_path / "r")
 
 
+@pytest.mark.long
 def test_so_is_one_in_object_storage_that_was_killed(
     tiny_config: Config, finished: run.Run, bucket: Bucket
 ) -> None:
@@ -130,6 +131,7 @@ def test_so_is_one_in_object_storage_that_was_killed(
     assert_continues(tiny_config, finished, folder)
 
 
+@pytest.mark.long
 def test_so_is_one_of_packed_rows_in_pieces(tiny_config: Config, tmp_path: Path) -> None:
     config = replace(
         tiny_config,
@@ -139,6 +141,7 @@ def test_so_is_one_of_packed_rows_in_pieces(tiny_config: Config, tmp_path: Path)
     assert_resumes(config, train(config, tmp_path / "whole"), tmp_path / "r")
 
 
+@pytest.mark.long
 def test_more_steps_go_on_where_the_run_ended(
     tiny_config: Config, tmp_path: Path, finished: run.Run
 ) -> None:
@@ -146,7 +149,10 @@ def test_more_steps_go_on_where_the_run_ended(
     short = replace(tiny_config, train=replace(tiny_config.train, steps=8))
     train(short, tmp_path / "r")
     other = replace(tiny_config, decode=DecodeConfig(beam=2))
-    made = train(other, tmp_path / "r")
+    said: list[dict[str, Any]] = []
+    made = train(other, tmp_path / "r", reporters=[said.append])
+    changes = "changed: train.steps: 8 -> 12; decode.beam: 4 -> 2"
+    assert any(f"at step 8; {changes}" in r.get("text", "") for r in said)
     assert same(made, finished, 12)
     assert run.load_config(made.folder) == made.config == other
     ends = [
@@ -179,6 +185,7 @@ def test_changed_data_is_refused_by_name(tiny_config: Config, tmp_path: Path) ->
         train(mine, tmp_path / "r")
 
 
+@pytest.mark.long
 def test_what_is_left_out_of_a_development_corpus_is_said(
     tiny_config: Config, tmp_path: Path
 ) -> None:
@@ -287,16 +294,18 @@ def test_weights_of_another_run_begin_a_new_one(
     assert str(caught.value).count(" wanted") == 16 + 26 + 2 * 3
 
 
+@pytest.mark.long
 def test_training_ends_by_epochs_minutes_and_patience(tiny_config: Config, tmp_path: Path) -> None:
-    def reason(name: str, **values: Any) -> str:
+    def reason(name: str, config: Config, **values: Any) -> str:
         said: list[dict[str, Any]] = []
         options = TrainConfig(evaluate_every=2, save_every=100, log_every=1, **values)
-        train(replace(tiny_config, train=options), tmp_path / name, reporters=[said.append])
+        train(replace(config, train=options), tmp_path / name, reporters=[said.append])
         return said[-1]["text"]
 
-    assert "reached train.epochs=1" in reason("epochs", epochs=1)
-    assert "reached train.minutes=0.001" in reason("minutes", minutes=0.001)
-    assert "train.patience=1" in reason("patience", patience=1, steps=200)
+    unscored = replace(tiny_config, data=replace(tiny_config.data, dev=()))
+    assert "reached train.epochs=1" in reason("epochs", unscored, epochs=1)
+    assert "reached train.minutes=0.001" in reason("minutes", unscored, minutes=0.001)
+    assert "train.patience=1" in reason("patience", tiny_config, patience=1, steps=200)
 
 
 def test_divergence_is_named(tiny_config: Config, tmp_path: Path) -> None:
@@ -305,6 +314,7 @@ def test_divergence_is_named(tiny_config: Config, tmp_path: Path) -> None:
         train(wild, tmp_path / "r")
 
 
+@pytest.mark.long
 def test_pmap_trains(tiny_config: Config, tmp_path: Path) -> None:
     pmap = replace(tiny_config, execution=replace(tiny_config.execution, executor="pmap"))
     made = train(replace(pmap, train=replace(tiny_config.train, steps=4)), tmp_path / "pmap")
@@ -315,6 +325,7 @@ def deterministic(config: Config) -> Config:
     return replace(config, execution=replace(config.execution, deterministic=True))
 
 
+@pytest.mark.long
 def test_a_deterministic_run_is_the_same_on_a_cpu(
     tiny_config: Config, finished: run.Run, tmp_path: Path
 ) -> None:
@@ -338,7 +349,7 @@ def test_a_deterministic_run_resumes_bit_for_bit_on_a_gpu(
 def test_a_deterministic_run_asks_the_compiler_for_it(
     tiny_config: Config, finished: run.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For training, its plan, and evaluation. The compiler refuses an option without meaning."""
+    """Also for its plan and for evaluation. The compiler refuses options that it does not know."""
     monkeypatch.setitem(DETERMINISTIC, "xla_no_such_option", "True")
     setup, params = prepare(deterministic(tiny_config)), finished.params()
     (dev,) = setup.dev.values()
@@ -357,6 +368,7 @@ def test_a_deterministic_run_asks_the_compiler_for_it(
             compilation()
 
 
+@pytest.mark.long
 def test_the_first_development_corpus_chooses_and_by_loss_if_told(
     tiny_config: Config, tmp_path: Path
 ) -> None:

@@ -93,7 +93,7 @@ def _print_plan(planner: Planner, shapes: Sequence[Shape], compiles: bool) -> No
     for shape in shapes:
         memory, seconds = planner.compiled(shape) if compiles else (planner.memory(shape), 0.0)
         full, needs[shape] = planner.shape(shape), sum(memory)
-        gflop = f"{planner.costs.flops(full) / 1e9:,.1f}"
+        gflop = f"{planner.flops(shape) / 1e9:,.1f}"
         cells = [*map(str, full), gflop, _mib(memory.batch), _mib(memory.temporaries)]
         cells += [f"{seconds:.1f}"] if compiles else []
         widths = [*map(len, names), len("compiled in, s")]
@@ -103,12 +103,12 @@ def _print_plan(planner: Planner, shapes: Sequence[Shape], compiles: bool) -> No
     there = f"of {_mib(limit)} MiB" if limit else "of an unknown size"
     print(f"memory      {'' if fits else 'does not fit: '}{_mib(needs[largest])} MiB {there}")
     if not fits:
-        _print_remedies(planner, largest, limit, compiles)
+        _print_remedies(planner, shapes, limit, compiles)
 
 
-def _print_remedies(planner: Planner, shape: Shape, limit: int, compiles: bool) -> None:
+def _print_remedies(planner: Planner, shapes: Sequence[Shape], limit: int, compiles: bool) -> None:
     """Prints the three cheapest changes of the config with which the step fits."""
-    found = list(itertools.islice(remedies(planner, shape, limit, compiles), 3))
+    found = list(itertools.islice(remedies(planner, shapes, limit, compiles), 3))
     for remedy in found:
         print(
             f"            {remedy.option}: {_mib(remedy.memory)} MiB, "

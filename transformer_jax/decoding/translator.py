@@ -105,7 +105,7 @@ class Translator:
         if decode is not None:
             config = dataclasses.replace(config, decode=decode)
         sizes = loaded.tokenizers.source.size, loaded.tokenizers.target.size
-        expected = abstract_params(make_model(config.model, *sizes))
+        expected = abstract_params(config.model, *sizes)
         return cls(config, loaded.tokenizers, loaded.params(step, expected))
 
     def with_params(self, params: Params) -> Translator:

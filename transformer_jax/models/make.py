@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -12,7 +15,7 @@ from transformer_jax.models.checks import check_model
 from transformer_jax.models.classifier import Classifier
 from transformer_jax.models.transformer import Transformer
 from transformer_jax.special_ids import PAD
-from transformer_jax.types import Batch, Constrain, Params, unconstrained
+from transformer_jax.types import Batch, Constrain, ModelOutput, Params, unconstrained
 
 
 def make_model(
@@ -35,13 +38,25 @@ def make_model(
     return model(config, source_vocabulary, target_vocabulary, kernel, constrain, remat, shards)
 
 
-def abstract_params(model: Model) -> Params:
-    """Returns the tree of the model's parameters, with shapes and types in place of arrays."""
-    ids = jnp.full((1, 1), PAD, jnp.int32)
-    return jax.eval_shape(model.init, jax.random.key(0), Batch(ids, ids, ids))["params"]
+@cache
+def abstract_model(
+    config: ModelConfig, source_vocabulary: int, target_vocabulary: int
+) -> tuple[ModelOutput, Params]:
+    """Returns the output for one token and the parameters of the model that `config` describes,
+    with shapes and types in place of arrays."""
+    model = make_model(config, source_vocabulary, target_vocabulary)
+    ids, key = jnp.full((1, 1), PAD, jnp.int32), jax.random.key(0)
+    made: Any = jax.eval_shape(model.init_with_output, key, Batch(ids, ids, ids), key)
+    output, variables = made
+    return output, variables["params"]
+
+
+def abstract_params(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> Params:
+    """Returns the tree of the parameters, with shapes and types in place of arrays."""
+    return abstract_model(config, source_vocabulary, target_vocabulary)[1]
 
 
 def count_parameters(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> int:
     """Returns the number of parameters of the model that `config` describes."""
-    tree = abstract_params(make_model(config, source_vocabulary, target_vocabulary))
+    tree = abstract_params(config, source_vocabulary, target_vocabulary)
     return sum(leaf.size for leaf in jax.tree.leaves(tree))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -25,24 +25,26 @@ class StepCosts:
 
     The step is traced once, with symbolic sizes. Attention is that of the kernel `reference`, whose
     operations are known: it computes the scores of all pairs of positions, as is usual where the
-    utilization of devices is reported. remat: as in `ExecutionConfig`; with "none", no operation is
-    counted twice.
+    utilization of devices is reported. They do not depend on how `setup` is executed; remat is as
+    in `ExecutionConfig`.
     """
 
-    def __init__(self, setup: StepSetup, remat: str) -> None:
-        self._flops, self._saved = _trace(setup, remat)
-        self._all = self._saved if remat == "none" else _trace(setup, "none")[1]
+    def __init__(self, setup: StepSetup) -> None:
+        self._trace = cache(partial(_trace, setup))
         self._layers = sum(setup.config.model.depths)
 
-    def flops(self, shape: Shape) -> int:
-        """Returns the operations of the matrix products of a step, over all devices."""
-        return _evaluate(self._flops, shape)
+    def flops(self, shape: Shape, remat: str = "none") -> int:
+        """Returns the operations of the matrix products of a step, over all devices.
 
-    def saved_bytes(self, shape: Shape) -> int:
+        With `remat`, those that are computed twice count twice.
+        """
+        return _evaluate(self._trace(remat)[0], shape)
+
+    def saved_bytes(self, shape: Shape, remat: str = "none") -> int:
         """Returns the bytes of the activations that the backward pass needs, over all devices."""
-        saved = _evaluate(self._saved, shape)
+        saved, whole = (_evaluate(self._trace(x)[1], shape) for x in (remat, "none"))
         # Those of one layer at a time are computed again, and are then in memory, too.
-        return saved + (_evaluate(self._all, shape) - saved) // self._layers
+        return saved + (whole - saved) // self._layers
 
 
 def ideal_seconds_fn(setup: Setup) -> Callable[[Batch], float] | None:
@@ -57,7 +59,7 @@ def ideal_seconds_fn(setup: Setup) -> Callable[[Batch], float] | None:
     tflops = execution.peak_tflops or (known.tflops if known else None)
     if tflops is None:
         return None
-    peak, costs = tflops * 1e12 * setup.mesh.size, StepCosts(setup, "none")
+    peak, costs = tflops * 1e12 * setup.mesh.size, StepCosts(setup)
     flops = cache(costs.flops)
 
     def ideal_seconds(batch: Batch) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from transformer_jax.accelerators import find_accelerator
 from transformer_jax.config import Config
-from transformer_jax.data.buckets import Shape
+from transformer_jax.data.buckets import ROWS_MULTIPLE, Shape
 from transformer_jax.memory import usable_host_memory
 from transformer_jax.parallel.compile import REPLICATED, compile_step
 from transformer_jax.parallel.mesh import (
@@ -47,8 +47,7 @@ class Planner:
     """Plans the steps of a config for a mesh, which may be abstract, and for its variants.
 
     vocabularies: the numbers of source and target ids. mesh: makes the mesh of a config.
-    costs: those of a config with the same model and rematerialization. UserError: as
-    `prepare_step`.
+    costs: those of a config with the same model. UserError: as `prepare_step`.
     """
 
     def __init__(
@@ -60,12 +59,16 @@ class Planner:
     ) -> None:
         self.config, self._vocabularies, self._mesh = config, vocabularies, mesh
         self.setup = prepare_step(config, vocabularies, mesh(config))
-        self.costs = costs or StepCosts(self.setup, config.execution.remat)
+        self._costs = costs or StepCosts(self.setup)
 
     def shape(self, shape: Shape) -> Shape:
         """Returns the shape of a batch with the empty rows that the devices need."""
         rows = data_parallel_size(self.setup.mesh) * self.config.optimizer.accumulate
         return shape.padded(rows)
+
+    def flops(self, shape: Shape) -> int:
+        """Returns the operations of the matrix products of a step, over all devices."""
+        return self._costs.flops(self.shape(shape), self.config.execution.remat)
 
     def memory(self, shape: Shape) -> Memory:
         """Returns the memory of a step. Its temporaries are estimated; the rest is exact.
@@ -79,7 +82,7 @@ class Planner:
         shards = data_parallel_size(self.setup.mesh)
         parts = shards * self.config.optimizer.accumulate
         logits = shape.rows * shape.target * self._vocabularies[1] * 4
-        kept = (self.costs.saved_bytes(shape) + logits) // parts
+        kept = (self._costs.saved_bytes(shape, self.config.execution.remat) + logits) // parts
         return Memory(params, whole - params, _bytes(batch) // shards, kept + params)
 
     def compiled(self, shape: Shape) -> tuple[Memory, float]:
@@ -93,8 +96,7 @@ class Planner:
         """Returns the planner of the config with fields of one section changed."""
         changed = replace(getattr(self.config, section), **changes)
         config = replace(self.config, **{section: changed})
-        costs = None if section == "execution" else self.costs
-        return Planner(config, self._vocabularies, self._mesh, costs)
+        return Planner(config, self._vocabularies, self._mesh, self._costs)
 
 
 class Remedy(NamedTuple):
@@ -106,25 +108,27 @@ class Remedy(NamedTuple):
 
 
 def remedies(
-    planner: Planner, shape: Shape, limit: int, compiles: bool = False
+    planner: Planner, shapes: Sequence[Shape], limit: int, compiles: bool = False
 ) -> Iterator[Remedy]:
-    """Yields changes with which a step needs at most `limit` bytes on each device.
+    """Yields changes with which a step of any shape needs at most `limit` bytes on each device.
 
     The cheapest come first: more microbatches and sharding cost little time, rematerialization up
     to a third more, and smaller batches make it another training. compiles: whether to compile what
     fits by the estimate.
     """
-    flops = planner.costs.flops(planner.shape(shape))
+    flops = sum(map(planner.flops, shapes))
     for family in _families(planner.config, planner.setup.mesh.size):
         for section, field, value in family:
             changed = planner.variant(section, **{field: value})
-            rows = shape.rows * changed.config.data.batch_tokens // planner.config.data.batch_tokens
-            smaller = shape._replace(rows=max(rows, 8))
-            needed = sum(changed.memory(smaller))
+            share = changed.config.data.batch_tokens / planner.config.data.batch_tokens
+            smaller = [_with_rows(shape, share) for shape in shapes]
+            if not all(shape.rows for shape in smaller):
+                break
+            needed, largest = max((sum(changed.memory(shape)), shape) for shape in smaller)
             if compiles and needed <= limit:
-                needed = sum(changed.compiled(smaller)[0])
+                needed = sum(changed.compiled(largest)[0])
             if needed <= limit:
-                more = changed.costs.flops(changed.shape(smaller)) / flops
+                more = sum(map(changed.flops, smaller)) / flops
                 yield Remedy(f"--config.{section}.{field}={value}", needed, more)
                 break
 
@@ -134,14 +138,17 @@ def _families(config: Config, devices: int) -> Iterator[list[tuple[str, str, Any
     powers = [2, 4, 8, 16, 32]
     yield [("optimizer", "accumulate", config.optimizer.accumulate * n) for n in powers]
     mesh = config.mesh
-    yield [
-        ("mesh", "fsdp", mesh.fsdp * n)
-        for n in (*powers, 64, 128, 256)
-        if mesh.data == -1 and devices % (mesh.fsdp * n * mesh.tensor) == 0
-    ]
+    if mesh.data == -1 and config.execution.executor == "jit":
+        sizes = [mesh.fsdp * n for n in (*powers, 64, 128, 256)]
+        yield [("mesh", "fsdp", n) for n in sizes if devices % (n * mesh.tensor) == 0]
     stronger = {"none": ("products", "layers"), "products": ("layers",), "layers": ()}
     yield [("execution", "remat", remat) for remat in stronger[config.execution.remat]]
     yield [("data", "batch_tokens", config.data.batch_tokens // n) for n in powers]
+
+
+def _with_rows(shape: Shape, share: float) -> Shape:
+    """Returns the shape with a share of its rows, which are a multiple of `ROWS_MULTIPLE`."""
+    return shape._replace(rows=int(shape.rows * share) // ROWS_MULTIPLE * ROWS_MULTIPLE)
 
 
 def mesh_maker(devices: int | list[Any] | None) -> Callable[[Config], AnyMesh]:

@@ -77,8 +77,10 @@ def with_params_of(source: Run, state: TrainState, setup: Setup) -> TrainState:
 
     UserError: they do not fit; the message names every mismatch.
     """
+    model = setup.model
+    like = abstract_params(model.config, model.source_vocabulary, model.target_vocabulary)
     try:
-        stored = source.params(like=abstract_params(setup.model))
+        stored = source.params(like=like)
     except UserError as error:
         raise UserError(f"--init-from {source.folder}: {error}") from error
     params = shard_tree(stored, setup.mesh)
@@ -93,15 +95,12 @@ def checkpoint_trees(state: TrainState) -> dict[str, Any]:
     return {"weights": params, "training": {k: v for k, v in rest.items() if v is not None}}
 
 
-def restored(
-    old: Run, state: TrainState, progress: Progress, setup: Setup
-) -> tuple[TrainState, Progress]:
-    """Returns the state and the progress of the newest intact checkpoint.
+def restored(old: Run, setup: Setup) -> tuple[TrainState, Progress] | None:
+    """Returns the state and the progress of the newest intact checkpoint; None: there is none.
 
-    If there is no checkpoint, returns the arguments. Skips damaged checkpoints with a warning.
-    UserError: all are damaged.
+    Skips damaged checkpoints with a warning. UserError: all are damaged.
     """
-    steps = checkpoint.steps(old.checkpoints)
+    steps, state = checkpoint.steps(old.checkpoints), setup.abstract_state
     for step in reversed(steps):
         try:
             trees = {
@@ -116,4 +115,4 @@ def restored(
             continue
         params = {"params" if state.ema is None else "ema": trees["weights"]}
         return state._replace(**trees["training"], **params), known
-    return state, progress
+    return None

@@ -24,7 +24,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.models.base import Model
 from transformer_jax.models.checks import check_model, check_packing
 from transformer_jax.models.classifier import check_labels
-from transformer_jax.models.make import make_model
+from transformer_jax.models.make import abstract_model, make_model
 from transformer_jax.parallel.kernel import shard_kernel
 from transformer_jax.parallel.mesh import (
     AnyMesh,
@@ -54,7 +54,7 @@ from transformer_jax.training.step import (
     init_state,
     train_step,
 )
-from transformer_jax.types import Batch, Key, Params, unconstrained
+from transformer_jax.types import Batch, Key, ModelOutput, Params, unconstrained
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,9 @@ class StepSetup:
     @cached_property
     def abstract_state(self) -> TrainState:
         """The training state with shapes, types and shardings in place of arrays."""
-        rows = data_parallel_size(self.mesh)  # which the devices share evenly
-        state = jax.eval_shape(init_fn(self), jax.random.key(0), empty_batch(Shape(rows, 2, 2)))
+        model = self.model
+        made = abstract_model(model.config, model.source_vocabulary, model.target_vocabulary)
+        state = jax.eval_shape(partial(_first_state, self), *made)
         return jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             state,
@@ -202,12 +203,15 @@ def init_fn(setup: StepSetup) -> Callable[[Key, Batch], TrainState]:
     def init(key: Key, batch: Batch) -> TrainState:
         made: Any = setup.model.init_with_output(key, batch, key)
         output, variables = made
-        # The only running mean that auxiliary losses may depend on.
-        averages = {"log_likelihood": jnp.zeros(())} if output.losses else {}
-        ema = setup.config.optimizer.ema
-        return init_state(variables["params"], setup.optimizer, ema, averages)
+        return _first_state(setup, output, variables["params"])
 
     return init
+
+
+def _first_state(setup: StepSetup, output: ModelOutput, params: Params) -> TrainState:
+    # The only running mean that auxiliary losses may depend on.
+    averages = {"log_likelihood": jnp.zeros(())} if output.losses else {}
+    return init_state(params, setup.optimizer, setup.config.optimizer.ema, averages)
 
 
 def update_fn(setup: StepSetup) -> Callable[..., tuple[TrainState, Metrics]]:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from transformer_jax.config import Config, DecodeConfig
+from transformer_jax.config import Config, DecodeConfig, differences
 from transformer_jax.data.buckets import Shape
 from transformer_jax.decoding import evaluation
 from transformer_jax.decoding.translator import Translator
@@ -95,11 +95,10 @@ def train(
     require_same_everywhere(config, found["data_digests"])
     setup = prepare(config, old or source, corpora)
     init_key, key = jax.random.split(jax.random.key(config.train.seed))
-    state, progress = _initial_state(setup, init_key), Progress()
+    resumed = None if old is None else restored(old, setup)
+    state, progress = resumed or (_initial_state(setup, init_key), Progress())
     if source is not None:
         state = with_params_of(source, state, setup)
-    if old is not None:
-        state, progress = restored(old, state, progress, setup)
     made = Run(folder, config, setup.tokenizers, found if old is None else old.provenance)
     metrics = MetricsFile(folder / "metrics.jsonl")
     if is_coordinator():
@@ -115,6 +114,8 @@ def train(
     checkpoints = Checkpoints(made.checkpoints, config.train.keep)
     with metrics, checkpoints, stop_signals() as stop:
         trainer = Trainer(setup, made, checkpoints, reporters, stop, metrics.flush)
+        if old is not None and resumed:
+            trainer.announce_resumption(old.config, int(state.step))
         trainer.run(state, progress, key, profile)
     return made
 
@@ -215,10 +216,17 @@ class Trainer:
             for name, dev in setup.dev.items()
             if dev.examples.report.left_out
         ]
-        if step:
-            texts.append(f"continuing run {self.folder} at step {step}")
         for text in texts:
             self._report("message", step, text=text)
+
+    def announce_resumption(self, old: Config, step: int) -> None:
+        """Reports that the run continues at `step`, and the fields of `old` that have changed."""
+        data = dataclasses.replace(old.data, cache=self.config.data.cache)  # which is not loaded
+        old = dataclasses.replace(old, data=data)
+        changed = differences(old, self.config, all_fields=True)
+        text = f"continuing run {self.folder} at step {step}"
+        text += f"; changed: {'; '.join(changed)}" if changed else ""
+        self._report("message", step, text=text)
 
     def _end(self, step: int, progress: Progress) -> str | None:
         """Returns the reason to end training, the same in all processes; None: train on."""
