@@ -47,7 +47,7 @@ command="
   exec 9>lock && flock 9
   { $SETUP; } && mkdir -p source && tar -xzf source.tar.gz -C source && cd source &&
     sudo apt-get install -qq -o DPkg::Lock::Timeout=300 python3.11-venv &&
-    python3.11 -m venv .venv && .venv/bin/pip install --quiet '.[tpu]' || exit 1
+    python3.11 -m venv .venv && .venv/bin/pip install --quiet '.[gcs,tpu]' || exit 1
   .venv/bin/transformer-jax train --coordinator=auto$(printf ' %q' "$@")
 "
 
