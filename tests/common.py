@@ -1,6 +1,5 @@
 """Small models, batches and comparisons that several tests share."""
 
-import json
 import random
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from sentencepiece import SentencePieceProcessor
 
+from tools.common import gradient_errors
 from transformer_jax.cli.main import main
 from transformer_jax.config import (
     Config,
@@ -23,7 +23,6 @@ from transformer_jax.config import (
     OptimizerConfig,
     TokenizerConfig,
     TrainConfig,
-    to_json,
 )
 from transformer_jax.models.base import Model
 from transformer_jax.models.make import make_model
@@ -195,13 +194,7 @@ def assert_gradients_close(actual: Params, wanted: Params, tolerance: float) -> 
 
     Returns the largest error so measured.
     """
-    whole = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(wanted)))
-
-    def error(a: Any, b: Any) -> float:
-        difference = np.linalg.norm(np.asarray(a) - np.asarray(b))
-        return float(difference / max(np.linalg.norm(b), 1e-3 * whole))
-
-    errors = jax.tree.map(error, actual, wanted)
+    errors = gradient_errors(actual, wanted)
     worst = max(jax.tree.leaves(errors))
     assert worst <= tolerance, errors
     return worst
@@ -253,16 +246,6 @@ def reversing_config(folder: Path) -> Config:
         optimizer=OptimizerConfig(schedule="inverse_sqrt", learning_rate=0.01, warmup=5, ema=0.9),
         train=TrainConfig(steps=12, evaluate_every=6, save_every=4, log_every=2),
     )
-
-
-def config_file(config: Config, path: Path) -> Path:
-    """Writes a config file, which other processes load."""
-    path.write_text(
-        "import json\nfrom transformer_jax.config import from_json\n"
-        f"get_config = lambda: from_json(json.loads({json.dumps(to_json(config))!r}))\n",
-        "utf-8",
-    )
-    return path
 
 
 def error_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -28,6 +28,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from tools.common import config_file, gradient_errors
 from transformer_jax.benchmark import results
 from transformer_jax.cli.main import main as command_line
 from transformer_jax.config import (
@@ -44,7 +45,7 @@ from transformer_jax.config import (
 from transformer_jax.parallel.compile import REPLICATED, compile_step
 from transformer_jax.parallel.mesh import make_mesh, shard_batch
 from transformer_jax.parallel.parameters import partition_tree, shard_tree
-from transformer_jax.special_ids import EOS
+from transformer_jax.special_ids import EOS, PAD
 from transformer_jax.training import trainer
 from transformer_jax.training.reporters import read_metrics
 from transformer_jax.training.setup import StepSetup, init_fn, loss_fn, prepare_step, update_fn
@@ -123,7 +124,7 @@ def compare_meshes(config: Config) -> dict[str, Any]:
             gradient, other = _gradient(setup, used, params, batch)
             found.setdefault(name, {})[when] = {
                 "loss": abs(other / loss - 1),
-                "gradient": gradient_error(gradient, wanted),
+                "gradient": max(jax.tree.leaves(gradient_errors(gradient, wanted))),
             }
     return found
 
@@ -143,40 +144,30 @@ def _gradient(setup: StepSetup, mesh: Mesh, params: Any, batch: Batch) -> tuple[
     return jax.tree.map(np.asarray, gradient), float(total)
 
 
-def gradient_error(actual: Any, wanted: Any) -> float:
-    """Returns the largest error of a leaf, as a share of its norm or of 1/1000 of the whole's."""
-    whole = np.sqrt(sum(float(np.sum(np.square(leaf))) for leaf in jax.tree.leaves(wanted)))
-
-    def error(a: Any, b: Any) -> float:
-        return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-3 * whole))
-
-    return max(jax.tree.leaves(jax.tree.map(error, actual, wanted)))
-
-
 def record(path: Path, arguments: Sequence[str]) -> None:
     """Runs a command, and writes the source ids of all rows that it gives its devices to `path`."""
     place = trainer.shard_batch
     with path.open("w", encoding="utf-8") as file:
 
         def recorded(batch: Batch, mesh: Any) -> Any:
-            rows = [row[row != 0].tolist() for row in np.asarray(batch.source)]
-            file.write(json.dumps([row for row in rows if row]) + "\n")
+            file.write(json.dumps(sources(batch)) + "\n")
             return place(batch, mesh)
 
         trainer.shard_batch = recorded
         command_line(list(arguments))
 
 
+def sources(batch: Batch) -> list[list[int]]:
+    """Returns the source ids of the rows that are not empty."""
+    rows = [row[row != PAD].tolist() for row in np.asarray(batch.source)]
+    return [row for row in rows if row]
+
+
 def train(
     config: Config, run: Path, devices: int, processes: int, options: Sequence[str]
 ) -> list[Counter[tuple[int, ...]]]:
     """Trains in processes of their own. Returns the sources of each step, over all processes."""
-    path = run.parent / f"{run.name}.py"
-    path.write_text(
-        "import json\nfrom transformer_jax.config import from_json\n"
-        f"get_config = lambda: from_json(json.loads({json.dumps(to_json(config))!r}))\n",
-        "utf-8",
-    )
+    path = config_file(config, run.parent / f"{run.name}.py")
     records = [run.parent / f"{run.name}.{i}.jsonl" for i in range(processes)]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -229,14 +220,11 @@ def compare_changes(
         continued = folder / name.replace(" ", "_").replace(",", "")
         shutil.copytree(saved, continued)
         after = train(config, continued, devices, processes, options)
-        other = losses(continued)
         found[name] = {
             "steps": len(after),
             "pairs": sum(map(Counter.total, after)),
             "same_pairs": before + after == consumed,
-            "loss": max(
-                abs(other[step] / wanted[step] - 1) for step in range(SAVED + 1, STEPS + 1)
-            ),
+            "loss": loss_error(losses(continued), wanted, SAVED + 1),
         }
     return found
 

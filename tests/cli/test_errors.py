@@ -3,6 +3,8 @@
 import json
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,15 @@ def edit_config(folder: Path, text: str) -> None:
     stored = json.loads((folder / "config.json").read_text("utf-8"))
     stored["config"] = "HERE"
     (folder / "config.json").write_text(json.dumps(stored).replace('"HERE"', text), "utf-8")
+
+
+@contextmanager
+def nothing_written(folder: Path, bucket: Bucket) -> Iterator[None]:
+    """Checks that an empty folder stays empty, and a bucket as it is."""
+    objects = dict(bucket.objects)
+    yield
+    assert not list(folder.iterdir())
+    assert bucket.objects == objects
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -224,12 +235,10 @@ def test_object_storage_that_cannot_be_used_is_named(
     if "gcsfs" in message:
         monkeypatch.setitem(sys.modules, "gcsfs", None)
     monkeypatch.chdir(tmp_path)
-    objects = dict(bucket.objects)
-    error = error_line(command, capsys)
+    with nothing_written(tmp_path, bucket):
+        error = error_line(command, capsys)
     assert f"error: {place}: " in error
     assert message in error
-    assert not list(tmp_path.iterdir())
-    assert bucket.objects == objects
 
 
 def test_what_needs_a_disk_is_refused_in_object_storage(
@@ -241,7 +250,6 @@ def test_what_needs_a_disk_is_refused_in_object_storage(
 ) -> None:
     config = f"--config={Path('configs/quickstart.py').resolve()}"
     monkeypatch.chdir(tmp_path)
-    objects = dict(bucket.objects)
     run, new = f"--run={finished.folder}", "--run=gs://bucket/runs/new"
     url = "gs://bucket/x"
     for command, message in (
@@ -253,6 +261,5 @@ def test_what_needs_a_disk_is_refused_in_object_storage(
         (["bench", "attention", f"--dump={url}"], "--dump=gs:/bucket/x: gs:// is not supported"),
         (["bench", "attention", f"--out={url}"], "--out=gs:/bucket/x: gs:// is not supported"),
     ):
-        assert message in error_line(command, capsys)
-    assert not list(tmp_path.iterdir())
-    assert bucket.objects == objects
+        with nothing_written(tmp_path, bucket):
+            assert message in error_line(command, capsys)

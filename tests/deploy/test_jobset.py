@@ -25,12 +25,12 @@ from cluster_programs import (
     container_of,
     job_of,
 )
-from common import config_file
 
+from tools.common import config_file
 from transformer_jax.config import Config
 
 VERSION = "1.35"
-"""Of Kubernetes, whose schemas the package `kubernetes-validate` has."""
+"""The version of Kubernetes whose schemas are used."""
 
 SCHEMA = yaml.safe_load(Path(__file__).with_name("jobset.schema.yaml").read_text("utf-8"))
 

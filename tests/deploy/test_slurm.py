@@ -17,8 +17,8 @@ from cluster_programs import (
     STOPPED,
     Programs,
 )
-from common import config_file
 
+from tools.common import config_file
 from transformer_jax.config import Config
 
 SCRIPT = ROOT / "deploy/slurm.sh"

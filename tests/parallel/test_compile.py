@@ -92,12 +92,12 @@ def update(how: str, config: MeshConfig, accumulate: int, batch: str, trained: b
         ("jit", DATA, 1, "even", False),
         ("jit", ONE, 4, "even", False),
         ("jit", FSDP, 1, "even", True),
-        ("jit", FSDP, 1, "odd", False),
-        ("jit", ALL, 1, "even", False),
+        pytest.param("jit", FSDP, 1, "odd", False, marks=pytest.mark.long),
+        pytest.param("jit", ALL, 1, "even", False, marks=pytest.mark.long),
         ("jit", ALL, 1, "odd", False),
         ("jit", ALL, 2, "packed", False),
         ("pmap", DATA, 1, "even", True),
-        ("pmap", MeshConfig(data=4), 2, "even", False),
+        pytest.param("pmap", MeshConfig(data=4), 2, "even", False, marks=pytest.mark.long),
     ],
 )
 def test_meshes_and_executors_agree(

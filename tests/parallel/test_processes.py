@@ -13,9 +13,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from common import config_file, error_line
+from common import error_line
 from object_store import Bucket
 
+from tools.common import config_file
 from transformer_jax.cli.launch import _without_processes
 from transformer_jax.config import Config
 from transformer_jax.decoding.translator import Translator

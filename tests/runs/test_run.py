@@ -29,7 +29,7 @@ def rows(fixtures: Path) -> list[tuple[str, ...]]:
     return [tuple(line.split("\t")) for line in text.splitlines()]
 
 
-@pytest.mark.parametrize(("column", "beam"), [(1, 1), (2, 4)])
+@pytest.mark.parametrize(("column", "beam"), [pytest.param(1, 1, marks=pytest.mark.long), (2, 4)])
 def test_the_first_format_translates_as_ever(
     fixtures: Path, rows: list[tuple[str, ...]], column: int, beam: int
 ) -> None:
@@ -98,6 +98,7 @@ def processor() -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
+@pytest.mark.long
 def test_a_stopped_run_of_the_first_format_resumes(
     fixtures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

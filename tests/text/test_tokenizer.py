@@ -172,7 +172,7 @@ def test_a_sample_is_the_same_in_every_process() -> None:
     said = {
         subprocess.run(
             command,
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(TESTS)},
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{TESTS}:{TESTS.parent}"},
             cwd=Path(__file__).parent,
             capture_output=True,
             check=True,

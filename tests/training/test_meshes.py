@@ -1,6 +1,8 @@
 """A run is the same run on any mesh. Eight devices made of the CPU."""
 
+import itertools
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +10,16 @@ import jax
 import numpy as np
 import pytest
 
+from tools.devices import sources
 from transformer_jax.config import Config, MeshConfig
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.parallel import parameters
-from transformer_jax.parallel.mesh import make_mesh
+from transformer_jax.parallel.mesh import make_mesh, shard_batch
 from transformer_jax.runs.run import Run
+from transformer_jax.training import setup, trainer
 from transformer_jax.training.reporters import read_metrics
-from transformer_jax.training.setup import prepare
 from transformer_jax.training.trainer import train
+from transformer_jax.types import Batch
 
 ALL = MeshConfig(data=2, fsdp=2, tensor=2)
 
@@ -25,25 +29,35 @@ def small_arrays_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parameters, "MIN_SHARDED_SIZE", 64)
 
 
-def test_a_run_goes_on_with_other_meshes(
-    tiny_config: Config, finished: Run, tmp_path: Path
+def test_a_run_goes_on_with_other_devices(
+    tiny_config: Config, finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dropout and subword sampling are on; each half of the run has a mesh of its own."""
+    """Dropout and subword sampling are on. The short form of `make devices`."""
+    consumed: list[list[list[int]]] = []
 
-    def piece(steps: int, mesh: MeshConfig) -> Run:
+    def recorded(batch: Batch, mesh: Any) -> Any:
+        consumed.append(sorted(sources(batch)))
+        return shard_batch(batch, mesh)
+
+    def piece(steps: int, mesh: MeshConfig, devices: int) -> Run:
+        monkeypatch.setattr(setup, "make_mesh", partial(make_mesh, devices=jax.devices()[:devices]))
         options = replace(tiny_config.train, steps=steps)
         data = replace(tiny_config.data, dev=())
         config = replace(tiny_config, mesh=mesh, data=data, train=options)
         return train(config, tmp_path / "r")
 
-    piece(6, MeshConfig(fsdp=8))
-    made = piece(12, ALL)
+    monkeypatch.setattr(trainer, "shard_batch", recorded)
+    piece(6, MeshConfig(fsdp=8), 8)
+    made = piece(12, MeshConfig(fsdp=2, tensor=2), 4)
     losses = [
         [r["loss"] for r in read_metrics(run.folder / "metrics.jsonl") if r["kind"] == "train"]
         for run in (made, finished)
     ]
     assert len(losses[0]) == 6
     np.testing.assert_allclose(*losses, rtol=1e-5)
+    monkeypatch.undo()
+    batches = itertools.islice(setup.prepare(tiny_config).loader.batches(0), 12)
+    assert consumed == [sorted(sources(batch)) for _, batch in batches]
 
 
 def test_translations_do_not_depend_on_the_mesh(finished: Run) -> None:
@@ -59,8 +73,7 @@ def test_translations_do_not_depend_on_the_mesh(finished: Run) -> None:
 
 
 def test_the_initial_state_is_split_as_it_is_planned(tiny_config: Config) -> None:
-    setup = prepare(replace(tiny_config, mesh=ALL))
-    state: Any = setup.abstract_state
+    state: Any = setup.prepare(replace(tiny_config, mesh=ALL)).abstract_state
     shards = [
         leaf.sharding.shard_shape(leaf.shape)
         for path, leaf in jax.tree_util.tree_leaves_with_path(state)

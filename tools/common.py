@@ -1,0 +1,33 @@
+"""Comparisons and files that tools and tests share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from transformer_jax.config import Config, to_json
+from transformer_jax.types import Params
+
+
+def gradient_errors(actual: Params, wanted: Params) -> Params:
+    """Returns the error of each leaf, as a share of its norm or of 1/1000 of the whole's norm."""
+    whole = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(wanted)))
+
+    def error(a: np.ndarray, b: np.ndarray) -> float:
+        difference = np.linalg.norm(np.asarray(a) - np.asarray(b))
+        return float(difference / max(np.linalg.norm(b), 1e-3 * whole))
+
+    return jax.tree.map(error, actual, wanted)
+
+
+def config_file(config: Config, path: Path) -> Path:
+    """Writes a config file, which other processes load. Returns its path."""
+    path.write_text(
+        "import json\nfrom transformer_jax.config import from_json\n"
+        f"get_config = lambda: from_json(json.loads({json.dumps(to_json(config))!r}))\n",
+        "utf-8",
+    )
+    return path
