@@ -78,7 +78,11 @@ CHANGES = {
 
 
 def make_config(folder: Path) -> Config:
-    """Returns a small config with dropout, on pairs of words in reverse that differ in sources."""
+    """Returns a small config with dropout, on pairs of words in reverse that differ in sources.
+
+    At larger learning rates, steps amplify the rounding of sums in another order: at 0.003, reached
+    after 20 steps, losses differ by up to 5e-4 after another 20.
+    """
     draw, words = random.Random(0), ["red", "green", "blue", "small", "old", "new", "big", "hot"]
     sources = sorted({" ".join(draw.choices(words, k=draw.randint(2, 9))) for _ in range(3000)})
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +92,7 @@ def make_config(folder: Path) -> Config:
         model=ModelConfig(layers=2, d_model=128, heads=4, d_ff=256, max_length=64),
         tokenizer=TokenizerConfig(vocabulary=320),
         data=DataConfig(train=(str(folder / "pairs.tsv"),), dev=(), batch_tokens=1024, shapes=2),
-        optimizer=OptimizerConfig(schedule="inverse_sqrt", learning_rate=0.003, warmup=20),
+        optimizer=OptimizerConfig(schedule="inverse_sqrt", learning_rate=0.001, warmup=100),
         train=TrainConfig(steps=STEPS, save_every=SAVED, log_every=1, evaluate_every=1000),
     )
 

@@ -341,8 +341,8 @@ class DataConfig(_Section):
     workers: int = field(default=2, metadata=_NOT_COMPARED)
     """Number of threads that tokenize. Subword sampling always runs in one thread."""
     cache: str = field(default="", metadata=_NOT_COMPARED)
-    """Folder of cached tokenized corpora; empty: the user's cache folder. Only training uses the
-    folder that is stored in a run."""
+    """Folder of cached tokenizers and tokenized corpora; empty: the user's cache folder. Only
+    training uses the folder that is stored in a run."""
 
     def _validate(self) -> None:
         self._require(len(self.train) > 0, "train", "at least one corpus")

@@ -17,10 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int, Int32, Int64
 
-from transformer_jax.cache_folder import cache_folder
 from transformer_jax.config import DataConfig
+from transformer_jax.data.cache import cache_of, writing_to_cache
 from transformer_jax.errors import UserError
-from transformer_jax.files import local_path
 from transformer_jax.json_text import parse_json
 from transformer_jax.special_ids import EOS
 from transformer_jax.text.corpus import Corpus, Pair
@@ -174,8 +173,7 @@ def tokenize(
     UserError: bad input, no pair left, or no space for the cache; nothing is written then.
     """
     max_ratio = config.max_ratio if filters else None
-    folder = local_path(config.cache, "data.cache") if config.cache else cache_folder("corpora")
-    entry = folder / _entry_name(corpora, tokenizers, max_length, max_ratio)
+    entry = cache_of(config) / _entry_name(corpora, tokenizers, max_length, max_ratio)
     found = _read_entry(entry, tokenizers)
     if found is None and process_index:
         return _wait(entry, tokenizers)
@@ -195,7 +193,7 @@ def _entry_name(
     """Returns a digest of everything that the ids depend on."""
     key = [
         _FORMAT,
-        [(corpus.kind, corpus.digest, corpus.fields) for corpus in corpora],
+        [corpus.key for corpus in corpora],
         [tokenizer.digest for tokenizer in tokenizers],
         [max_length, max_ratio],
     ]
@@ -229,8 +227,7 @@ def _encode(
 
 def _write_entry(entry: Path, chunks: Iterator[tuple[Ragged, Ragged, Report]], name: str) -> None:
     """Writes a cache entry in a temporary folder and renames it, so that no entry is partial."""
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
+    with writing_to_cache(entry.parent):
         temporary = Path(tempfile.mkdtemp(prefix=f"{entry.name}.", dir=entry.parent))
         try:
             report = _write_files(temporary, chunks)
@@ -239,11 +236,6 @@ def _write_entry(entry: Path, chunks: Iterator[tuple[Ragged, Ragged, Report]], n
             _move(temporary, entry)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    except OSError as error:
-        raise UserError(
-            f"data.cache: {error.strerror} while writing to {entry.parent}; must be a folder with"
-            " enough space"
-        ) from error
 
 
 def _move(temporary: Path, entry: Path) -> None:

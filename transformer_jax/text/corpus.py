@@ -60,6 +60,11 @@ class Corpus:
         return total.hexdigest()
 
     @property
+    def key(self) -> tuple[str, str, tuple[str, str]]:
+        """What the pairs depend on."""
+        return self.kind, self.digest, self.fields
+
+    @property
     def kind(self) -> str:
         """The format: "built-in", "text", "tsv" or "jsonl"."""
         return self._location[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain
 from typing import Any
 
 import jax
@@ -20,6 +19,7 @@ from transformer_jax.config import Config
 from transformer_jax.data import loader as data
 from transformer_jax.data.buckets import Shape
 from transformer_jax.data.dataset import Examples, tokenize
+from transformer_jax.data.tokenizers import tokenizers_of
 from transformer_jax.errors import UserError
 from transformer_jax.models.base import Model
 from transformer_jax.models.checks import check_model, check_packing
@@ -39,7 +39,6 @@ from transformer_jax.parallel.parameters import shardings
 from transformer_jax.parallel.processes import gather, this_process
 from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import PAD
-from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpora
 from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.training.losses import auxiliary_losses, token_loss
@@ -128,9 +127,9 @@ def prepare(config: Config, known: Run | None = None, corpora: Corpora | None = 
     mesh = make_mesh(config.mesh)
     options = config.data
     corpora = corpora or Corpora.of(options)
+    process_index, _ = this_process()
     if known is None:
-        pairs = chain.from_iterable(corpus.pairs() for corpus in corpora.train)
-        tokenizers = tokenizer.train(pairs, config.tokenizer, config.train.seed)
+        tokenizers = tokenizers_of(corpora.train, config, process_index)
     else:
         tokenizers = known.tokenizers
     to_ids = partial(
@@ -138,7 +137,7 @@ def prepare(config: Config, known: Run | None = None, corpora: Corpora | None = 
         tokenizers=tokenizers,
         config=options,
         max_length=config.model.max_length,
-        process_index=this_process()[0],
+        process_index=process_index,
     )
     examples = to_ids(corpora.train, filters=True)
     dev: dict[str, DevSet] = {}

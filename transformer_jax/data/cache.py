@@ -1,0 +1,30 @@
+"""The folder in which tokenizers and tokenized corpora are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from transformer_jax.cache_folder import cache_folder
+from transformer_jax.config import DataConfig
+from transformer_jax.errors import UserError
+from transformer_jax.files import local_path
+
+
+def cache_of(config: DataConfig) -> Path:
+    """Returns the folder, which may not exist yet. UserError: `data.cache` is a URL."""
+    return local_path(config.cache, "data.cache") if config.cache else cache_folder("corpora")
+
+
+@contextmanager
+def writing_to_cache(folder: Path) -> Iterator[None]:
+    """Creates the folder if it is missing. UserError: it cannot be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(
+            f"data.cache: {error.strerror} while writing to {folder}; must be a folder with"
+            " enough space"
+        ) from error

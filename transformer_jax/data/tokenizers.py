@@ -1,0 +1,69 @@
+"""Tokenizers trained on corpora, and their cache on disk."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+import sentencepiece
+
+from transformer_jax.config import Config
+from transformer_jax.data.cache import cache_of, writing_to_cache
+from transformer_jax.files import write_whole
+from transformer_jax.json_text import parse_json
+from transformer_jax.text import tokenizer
+from transformer_jax.text.corpus import Corpus
+from transformer_jax.text.tokenizer import Tokenizer, Tokenizers
+
+_FORMAT = 1  # of a cache entry
+
+
+def tokenizers_of(corpora: Sequence[Corpus], config: Config, process_index: int = 0) -> Tokenizers:
+    """Returns the tokenizers of `config`, trained on `corpora` or read from the cache.
+
+    Process 0 writes the cache. UserError: as `tokenizer.train`, or no space for the cache.
+    """
+    pairs = chain.from_iterable(corpus.pairs() for corpus in corpora)
+    if config.tokenizer.models:
+        return tokenizer.train(pairs, config.tokenizer)
+    entry = cache_of(config.data) / f"{_entry_name(corpora, config)}.json"
+    found = _read(entry)
+    if found is None:
+        found = tokenizer.train(pairs, config.tokenizer, config.train.seed)
+        if process_index == 0:
+            _write(entry, found)
+    return found
+
+
+def _entry_name(corpora: Sequence[Corpus], config: Config) -> str:
+    """Returns a digest of everything that the models depend on."""
+    options = dataclasses.asdict(config.tokenizer)
+    del options["sampling"]
+    key = [_FORMAT, sentencepiece.__version__, options, config.train.seed]
+    key.append([corpus.key for corpus in corpora])
+    return hashlib.sha256(json.dumps(key).encode()).hexdigest()
+
+
+def _write(entry: Path, tokenizers: Tokenizers) -> None:
+    models = [
+        {"digest": each.digest, "model": base64.b64encode(each.model).decode()}
+        for each in dict.fromkeys(tokenizers)  # one if the vocabulary is joint
+    ]
+    with writing_to_cache(entry.parent), write_whole(entry) as file:
+        json.dump(models, file)
+
+
+def _read(entry: Path) -> Tokenizers | None:
+    """Returns the tokenizers of a cache entry, or None if it is missing or damaged."""
+    try:
+        models = parse_json(entry.read_bytes())
+        found = [Tokenizer(base64.b64decode(each["model"])) for each in models]
+        sound = [each.digest for each in found] == [each["digest"] for each in models]
+        return Tokenizers(found[0], found[-1]) if sound else None
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return None
