@@ -190,6 +190,47 @@ def gradient_noise() -> str:
     return _table(("gradient by", "variance", "squared mean"), rows)
 
 
+def remat() -> str:
+    """Returns the memory and the time of a step with each policy of rematerialization."""
+    rows = [
+        (
+            f"`{found['remat']}`",
+            f"{found['temporaries_mib']:,.0f}",
+            f"{found['step_ms']:,.0f}",
+            f"{found['gflop']:,.0f}",
+        )
+        for found in results.read("remat")["rows"]
+    ]
+    return _table(("`execution.remat`", "temporaries, MiB", "step, ms", "GFLOP"), rows)
+
+
+def meshes() -> str:
+    """Returns how far losses and gradients on meshes are from those on one device."""
+    rows = [
+        (name, *(_error(found[when][what]) for when in found for what in ("loss", "gradient")))
+        for name, found in results.read("devices")["meshes"].items()
+    ]
+    head = ("mesh", "loss", "gradient", "loss after warm-up", "gradient after warm-up")
+    return _table(head, rows)
+
+
+def device_changes() -> str:
+    """Returns how a run went on with other devices."""
+    rows = [
+        (
+            name,
+            f"{found['pairs']:,}" if found["same_pairs"] else "not the same",
+            _error(found["loss"]),
+        )
+        for name, found in results.read("devices")["changes"].items()
+    ]
+    return _table(("continued on", "the same pairs", "loss"), rows)
+
+
+def _error(error: float) -> str:
+    return f"{error:.0e}" if error else "0"
+
+
 def config_table() -> str:
     """Returns every field of the config with its default and its meaning."""
     return _table(("field", "default", "meaning"), list(_field_rows(Config(), field_texts())))
@@ -230,6 +271,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "recipes": recipes,
     "attention_kinds": attention_kinds,
     "gradient_noise": gradient_noise,
+    "remat": remat,
+    "meshes": meshes,
+    "device_changes": device_changes,
     "config": config_table,
     "tree": tree,
 }
