@@ -63,7 +63,7 @@ check: $(INSTALLED)
 	.venv/bin/pyright
 
 ci-long: $(INSTALLED)
-	$(PY) -m pytest -m long
+	$(PY) -m pytest -m long $(PARALLEL)
 	$(PY) -m pytest --nbmake --nbmake-timeout=1200 -m "" -W default notebooks
 
 multi30k: $(INSTALLED)
