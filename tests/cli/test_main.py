@@ -349,7 +349,7 @@ def test_inspection_compiles(finished: Run, capsys: pytest.CaptureFixture[str]) 
     [
         (["--devices=0"], "--devices=0: must be at least 1"),
         (["--devices=64", "--compile"], "--devices=64: there are 8 here to compile for; leave out"),
-        (["--devices=6", "--config.mesh.fsdp=4"], "needs a multiple of 4 devices, not the 6 here"),
+        (["--devices=6", "--config.mesh.fsdp=4"], "needs a multiple of 4 devices, not 6"),
         (["--topology=v5e:2x4", "--devices=8"], "--topology: has its own number of devices; leave"),
         (["--topology=v5e:3x3"], "topology v5e:3x3: "),
         (["--config.mesh.tensor=16", "--devices=16"], "mesh.tensor=16: must divide model.heads=4"),

@@ -233,7 +233,7 @@ def test_devices_and_processes_only_add_and_share_rows(changes: dict[str, Any]) 
     alone = take(Loader(examples(), config(**changes), 0), 12)
     twelve = take(Loader(examples(), config(**changes), 0, devices=12), 12)
     thirds = [
-        take(Loader(examples(), config(**changes), 0, devices=12, process=(i, 3)), 12)
+        take(Loader(examples(), config(**changes), 0, devices=12, parts=([i], 3)), 12)
         for i in range(3)
     ]
     for (position, batch), (other, wide), *rest in zip(alone, twelve, *thirds, strict=True):
@@ -245,6 +245,19 @@ def test_devices_and_processes_only_add_and_share_rows(changes: dict[str, Any]) 
             assert np.array_equal(more[: len(array)], array)
             assert not more[len(array) :].any()
             assert np.array_equal(share, more)
+
+
+@pytest.mark.parametrize("changes", LAYOUTS[:2])
+def test_the_rows_of_a_process_need_not_follow_each_other(changes: dict[str, Any]) -> None:
+    """As on TPU slices of several hosts."""
+
+    def made(own: list[int]) -> list[tuple[int, Batch]]:
+        return take(Loader(examples(), config(**changes), 0, devices=12, parts=(own, 4)), 12)
+
+    for (_, apart), *parts in zip(made([0, 3]), made([0]), made([3]), strict=True):
+        wanted = zip(*(filled(part) for _, part in parts), strict=True)
+        for array, rows in zip(filled(apart), wanted, strict=True):
+            assert np.array_equal(array, np.concatenate(rows))
 
 
 @pytest.mark.parametrize("changes", LAYOUTS[:2])
@@ -277,7 +290,7 @@ def test_processes_share_the_sampling(
             barrier.wait(20)
             return whole
 
-        process: dict[str, Any] = {"process": (index, 3), "share": (index, 3), "gather": gather}
+        process: dict[str, Any] = {"parts": ([index], 3), "share": (index, 3), "gather": gather}
         loader = Loader(text_examples(52), config(**changes), **options, **process)
         return len(loader._first[0]), take(loader, 40)
 
@@ -367,7 +380,7 @@ def test_evaluation_has_every_pair_once_whatever_the_budget() -> None:
         assert len({batch.source.shape + batch.target_out.shape for batch in batches}) <= 4
         assert all(batch.source_segments is None for batch in batches)
     batches = partial(evaluation_batches, examples(), config(), devices=3, decoder_start_id=EOS)
-    shared = [list(batches(process=(i, 3))) for i in range(3)]
+    shared = [list(batches(parts=([i], 3))) for i in range(3)]
     for batch, *parts in zip(batches(), *shared, strict=True):
         assert np.array_equal(batch.target_in, np.concatenate([part.target_in for part in parts]))
         assert batch.target_in[0, 0] == EOS

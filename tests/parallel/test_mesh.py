@@ -65,11 +65,11 @@ def test_the_mesh_takes_all_devices(
     [
         (
             MeshConfig(data=3, fsdp=4),
-            "mesh.data=3, mesh.fsdp=4, mesh.tensor=1: needs 12 devices, not the 8 here; the "
+            "mesh.data=3, mesh.fsdp=4, mesh.tensor=1: needs 12 devices, not 8; the "
             "nearest that fits is mesh.data=2 mesh.fsdp=4 mesh.tensor=1",
         ),
         (MeshConfig(tensor=3), "mesh.data=-1, mesh.fsdp=1, mesh.tensor=3: needs a multiple of 3"),
-        (MeshConfig(fsdp=16), "needs a multiple of 16 devices, not the 8 here; the nearest"),
+        (MeshConfig(fsdp=16), "needs a multiple of 16 devices, not 8; the nearest"),
     ],
 )
 def test_a_mesh_of_another_number_of_devices_is_refused(config: MeshConfig, message: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import NamedTuple, TypeVar, cast
@@ -45,9 +45,10 @@ class Loader:
     """Endless training batches: a function of (examples, config, seed) and the position.
 
     sampling: as in `TokenizerConfig`; 0 disables it. devices: empty rows are added up to a multiple
-    of it. process: (index, count); each process gets its slice of the rows of every batch. share:
-    (index, count); each process samples its slice of the pairs of a chunk. gather: returns the
-    arrays of all these processes, one after the other; is called in the thread that takes batches.
+    of it. parts: (own, count); the rows of a batch are split into `count` parts, of which this
+    process makes those with the indices `own`, in ascending order. share: (index, count); each
+    process samples its slice of the pairs of a chunk. gather: returns the arrays of all these
+    processes, one after the other; is called in the thread that takes batches.
     UserError: `config.batch_tokens` or `config.packed_length` cannot hold the longest pair.
     """
 
@@ -60,12 +61,12 @@ class Loader:
         sampling: float = 0.0,
         decoder_start_id: int = BOS,
         devices: int = 1,
-        process: tuple[int, int] = (0, 1),
+        parts: tuple[Sequence[int], int] = ((0,), 1),
         share: tuple[int, int] = (0, 1),
         gather: Callable[[np.ndarray], np.ndarray] = lambda array: array,
     ) -> None:
         self.examples, self.seed, self.sampling = examples, seed, sampling
-        self.packing, self.devices, self._process = config.packing, devices, process
+        self.packing, self.devices, self._parts = config.packing, devices, parts
         self._share, self._gather = share, gather
         self.chunks = -(-len(examples) // CHUNK)  # in an epoch
         lengths = examples.lengths
@@ -162,7 +163,7 @@ class Loader:
 
     def _own(self, whole: _Read, plans: list[Plan]) -> tuple[Examples, list[Plan]]:
         """Returns the pairs in this process's rows, in memory, and its part of the batches."""
-        plans = [take_rows(plan, self.devices, self._process) for plan in plans]
+        plans = [take_rows(plan, self.devices, self._parts) for plan in plans]
         pairs = np.concatenate([plan.pairs for plan in plans])
         ends = np.cumsum([len(plan.pairs) for plan in plans]).tolist()
         return whole.examples.take(whole.pairs[pairs]), [
@@ -177,7 +178,7 @@ def evaluation_batches(
     *,
     decoder_start_id: int = BOS,
     devices: int = 1,
-    process: tuple[int, int] = (0, 1),
+    parts: tuple[Sequence[int], int] = ((0,), 1),
 ) -> Iterator[Batch]:
     """Yields every pair once, neither shuffled nor packed, in at most `config.shapes` shapes.
 
@@ -187,7 +188,7 @@ def evaluation_batches(
     lengths = examples.lengths
     batch_tokens = max(config.batch_tokens, ROWS_MULTIPLE * int(lengths.max()))
     for plan in group(lengths, choose_shapes(lengths, batch_tokens, config.shapes)):
-        own = take_rows(plan, devices, process)
+        own = take_rows(plan, devices, parts)
         yield make_batch(examples, own, packed=False, decoder_start_id=decoder_start_id)
 
 
@@ -208,20 +209,21 @@ def prefetch(iterator: Iterator[Item], size: int = 2) -> Generator[Item, None, N
         pool.shutdown(cancel_futures=True)
 
 
-def take_rows(plan: Plan, devices: int, process: tuple[int, int]) -> Plan:
-    """Returns the part of a batch that this process makes: its slice of the rows.
+def take_rows(plan: Plan, devices: int, parts: tuple[Sequence[int], int]) -> Plan:
+    """Returns the part of a batch that this process makes: some of its rows.
 
-    devices: empty rows are added up to a multiple of it. process: (index, count).
+    devices: empty rows are added up to a multiple of it. parts: as in `Loader`.
     """
-    index, count = process
+    own, count = parts
     height = plan.shape.padded(devices).rows // count
-    own = plan.rows // height == index
+    part, row = np.divmod(plan.rows, height)
+    kept = np.isin(part, own)
     return Plan(
-        plan.shape._replace(rows=height),
-        plan.pairs[own],
-        plan.rows[own] - index * height,
-        plan.starts[own],
-        plan.segments[own],
+        plan.shape._replace(rows=height * len(own)),
+        plan.pairs[kept],
+        np.searchsorted(own, part[kept]) * height + row[kept],
+        plan.starts[kept],
+        plan.segments[kept],
     )
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax.experimental import topologies
+from jax.experimental import mesh_utils, topologies
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
@@ -53,7 +53,9 @@ def make_mesh(config: MeshConfig = DATA_PARALLEL, devices: Sequence[Any] | None 
     """Returns a mesh over `devices`; None: all devices. UserError: their number does not fit."""
     devices = jax.devices() if devices is None else devices
     shape = mesh_shape(config, len(devices))
-    return jax.make_mesh(shape, AXES, devices=devices, axis_types=(AxisType.Auto,) * len(AXES))
+    # jax.make_mesh does not split the axes of a TPU's torus between axes of the mesh.
+    grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def topology_devices(name: str) -> list[Any]:
@@ -94,7 +96,7 @@ def mesh_shape(config: MeshConfig, devices: int) -> tuple[int, int, int]:
     count = f"a multiple of {fsdp * tensor}" if config.data == -1 else data * fsdp * tensor
     fits = " ".join(f"mesh.{axis}={size}" for axis, size in zip(AXES, nearest, strict=True))
     raise UserError(
-        f"{asked}: needs {count} devices, not the {devices} here; the nearest that fits is {fits}"
+        f"{asked}: needs {count} devices, not {devices}; the nearest that fits is {fits}"
     )
 
 
@@ -128,14 +130,15 @@ def data_parallel_size(mesh: AnyMesh) -> int:
     return mesh.shape[DATA] * mesh.shape[FSDP]
 
 
-def local_rows(mesh: Mesh) -> tuple[int, int]:
-    """Returns which part of the rows of a batch this process holds: its index and the number of
-    parts. Processes that hold the same rows have the same index."""
+def local_rows(mesh: Mesh) -> tuple[list[int], int]:
+    """Returns which parts of a batch's rows this process holds, and the number of all parts.
+
+    On TPU slices of several hosts, the parts of a host need not follow each other.
+    """
     groups = mesh.devices.reshape(data_parallel_size(mesh), -1)
     here = jax.process_index()
     own = [i for i, group in enumerate(groups) if any(d.process_index == here for d in group)]
-    assert own == list(range(own[0], own[-1] + 1)), own
-    return own[0] // len(own), len(groups) // len(own)
+    return own, len(groups)
 
 
 def describe(mesh: AnyMesh) -> str:
@@ -179,10 +182,9 @@ def shard_batch(batch: Any, mesh: Mesh) -> Any:
 
 def take_local_rows(batch: Any, mesh: Mesh) -> Any:
     """Returns the rows of a whole batch that this process holds, for `shard_batch`."""
-    index, count = local_rows(mesh)
+    own, count = local_rows(mesh)
 
     def take(x: Any) -> Any:
-        height = x.shape[0] // count
-        return x[index * height : (index + 1) * height]
+        return x.reshape(count, -1, *x.shape[1:])[own].reshape(-1, *x.shape[1:])
 
     return jax.tree.map(take, batch)

@@ -60,6 +60,15 @@ def shardings(tree: Any, mesh: AnyMesh) -> Any:
     return jax.tree_util.tree_map_with_path(sharding, tree)
 
 
+def with_shardings(shapes: Any, mesh: AnyMesh) -> Any:
+    """Returns a tree of shapes and types that holds parameters, with shardings."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        shardings(shapes, mesh),
+    )
+
+
 def _spec(mesh: AnyMesh, path: Any, leaf: Any) -> PartitionSpec:
     name = PurePosixPath(jax.tree_util.keystr(path, simple=True, separator="/"))
     axes: list[Any] = [None] * leaf.ndim

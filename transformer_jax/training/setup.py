@@ -35,7 +35,7 @@ from transformer_jax.parallel.mesh import (
     make_mesh,
     mesh_shape,
 )
-from transformer_jax.parallel.parameters import shardings
+from transformer_jax.parallel.parameters import with_shardings
 from transformer_jax.parallel.processes import gather, this_process
 from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import PAD
@@ -80,11 +80,7 @@ class StepSetup:
         model = self.model
         made = abstract_model(model.config, model.source_vocabulary, model.target_vocabulary)
         state = jax.eval_shape(partial(_first_state, self), *made)
-        return jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            state,
-            shardings(state, self.mesh),
-        )
+        return with_shardings(state, self.mesh)
 
 
 @dataclass(frozen=True)
@@ -157,7 +153,7 @@ def prepare(config: Config, known: Run | None = None, corpora: Corpora | None = 
         sampling=config.tokenizer.sampling,
         decoder_start_id=config.model.decoder_start_id,
         devices=data_parallel_size(mesh) * config.optimizer.accumulate,
-        process=local_rows(mesh),
+        parts=local_rows(mesh),
         share=this_process(),
         gather=gather,
     )

@@ -44,7 +44,7 @@ def dev_loss_fn(
             config.data,
             decoder_start_id=config.model.decoder_start_id,
             devices=data_parallel_size(mesh),
-            process=local_rows(mesh),
+            parts=local_rows(mesh),
         )
         return corpus_loss(
             losses(params, shard_batch(batch, mesh)) for batch in takewhile(go_on, batches)
