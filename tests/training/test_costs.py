@@ -27,6 +27,7 @@ MODELS = {
     "soft": tiny(max_length=64),
     "local-p": tiny(max_length=64, encoder_attention=AttentionConfig("local-p", window=3)),
     "latent": tiny(max_length=64, cross_attention=AttentionConfig("latent")),
+    "local-p, packed": tiny(max_length=64, encoder_attention=AttentionConfig("local-p", window=3)),
     "hard": tiny(layers=2, max_length=64, cross_attention=AttentionConfig("hard", layer=1)),
     "classifier": tiny(max_length=64, labels=50, tied="none"),
 }
@@ -34,7 +35,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_operations_are_those_of_the_step_at_each_shape(name: str) -> None:
-    packing = name == "soft"
+    packing = name in ("soft", "local-p, packed")
     setup = setup_of(MODELS[name], data=DataConfig(packing=packing))
     alone = replace(setup, model=setup.model.clone(kernel="reference"))
     costs = StepCosts(setup)

@@ -16,14 +16,15 @@ from jax.extend.core import Var
 from transformer_jax.accelerators import find_accelerator
 from transformer_jax.data.buckets import Shape
 from transformer_jax.flops import count_products
-from transformer_jax.training.setup import Setup, StepSetup, loss_fn
+from transformer_jax.training.setup import Setup, StepSetup, empty_batch, loss_fn
 from transformer_jax.types import Batch, Size, unconstrained
 
 
 class StepCosts:
     """What a training step costs, as a function of the shape of its batch.
 
-    The step is traced once, with symbolic sizes. Attention is that of the kernel `reference`, whose
+    The step is traced once, with symbolic sizes, or once for each shape where the model compares
+    sizes. Attention is that of the kernel `reference`, whose
     operations are known: it computes the scores of all pairs of positions, as is usual where the
     utilization of devices is reported. They do not depend on how `setup` is executed; remat is as
     in `ExecutionConfig`.
@@ -32,17 +33,27 @@ class StepCosts:
     def __init__(self, setup: StepSetup) -> None:
         self._trace = cache(partial(_trace, setup))
         self._layers = sum(setup.config.model.depths)
+        self._symbolic = True
+
+    def _at(self, shape: Shape, remat: str) -> tuple[int, int]:
+        """Returns the operations, and the bytes kept for the backward pass."""
+        try:
+            sizes = self._trace(remat, None if self._symbolic else shape)
+        except jax.errors.InconclusiveDimensionOperation:  # such as min(8, length) in a kind
+            self._symbolic = False
+            sizes = self._trace(remat, shape)
+        return _evaluate(sizes[0], shape), _evaluate(sizes[1], shape)
 
     def flops(self, shape: Shape, remat: str = "none") -> int:
         """Returns the operations of the matrix products of a step, over all devices.
 
         With `remat`, those that are computed twice count twice.
         """
-        return _evaluate(self._trace(remat)[0], shape)
+        return self._at(shape, remat)[0]
 
     def saved_bytes(self, shape: Shape, remat: str = "none") -> int:
         """Returns the bytes of the activations that the backward pass needs, over all devices."""
-        saved, whole = (_evaluate(self._trace(x)[1], shape) for x in (remat, "none"))
+        saved, whole = (self._at(shape, x)[1] for x in (remat, "none"))
         # Those of one layer at a time are computed again, and are then in memory, too.
         return saved + (whole - saved) // self._layers
 
@@ -69,8 +80,9 @@ def ideal_seconds_fn(setup: Setup) -> Callable[[Batch], float] | None:
     return ideal_seconds
 
 
-def _trace(setup: StepSetup, remat: str) -> tuple[Size, Size]:
-    """Returns the operations of the products, and the bytes kept for the backward pass."""
+def _trace(setup: StepSetup, remat: str, shape: Shape | None) -> tuple[Size, Size]:
+    """Returns the operations of the products, and the bytes kept for the backward pass, of batches
+    of a shape; None: of any shape, as functions of its sizes."""
     config = setup.config
     alone = {"kernel": "reference", "constrain": unconstrained, "shards": 1}
     model = setup.model.clone(**alone, remat=remat)
@@ -83,7 +95,8 @@ def _trace(setup: StepSetup, remat: str) -> tuple[Size, Size]:
         )
         return backward, backward(jnp.ones(()))
 
-    batch = _symbolic_batch(packed=config.data.packing, labels=config.model.labels)
+    packed = config.data.packing
+    batch = empty_batch(shape, packed) if shape else _symbolic_batch(packed, config.model.labels)
     trace = jax.make_jaxpr(traced, return_shape=True)
     closed, (backward, _) = trace(state.params, batch, jax.random.key(0), state.averages)
     kept = closed.jaxpr.outvars[: len(jax.tree.leaves(backward))]

@@ -13,18 +13,20 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, NamedSharding
 
 from transformer_jax.accelerators import find_accelerator
-from transformer_jax.config import Config
+from transformer_jax.config import Config, MeshConfig
 from transformer_jax.data.buckets import ROWS_MULTIPLE, Shape
 from transformer_jax.memory import usable_host_memory
 from transformer_jax.parallel.compile import REPLICATED, compile_step
 from transformer_jax.parallel.mesh import (
+    FSDP,
+    TENSOR,
     AnyMesh,
     data_parallel_size,
     make_abstract_mesh,
     make_mesh,
     partition,
 )
-from transformer_jax.parallel.parameters import partition_tree
+from transformer_jax.parallel.parameters import partition_tree, with_shardings
 from transformer_jax.training.costs import StepCosts
 from transformer_jax.training.setup import StepSetup, empty_batch, prepare_step, update_fn
 
@@ -73,17 +75,21 @@ class Planner:
     def memory(self, shape: Shape) -> Memory:
         """Returns the memory of a step. Its temporaries are estimated; the rest is exact.
 
-        The estimate is what the forward pass keeps, the gradients of the parameters, and those of
-        the logits. XLA fuses some of it away, and needs buffers of its own.
+        The estimate is what the forward pass keeps, the gradients of the parameters (with
+        microbatches, those of one and their sum) and of the logits, and the parameters that `fsdp`
+        gathers. XLA fuses some of it away, splits some of it over `tensor`, and needs more buffers.
         """
-        state, shape = self.setup.abstract_state, self.shape(shape)
+        state, shape, mesh = self.setup.abstract_state, self.shape(shape), self.setup.mesh
         params, whole = _bytes(state.params), _bytes(state)
         batch = empty_batch(shape, self.config.data.packing)
-        shards = data_parallel_size(self.setup.mesh)
-        parts = shards * self.config.optimizer.accumulate
-        logits = shape.rows * shape.target * self._vocabularies[1] * 4
-        kept = (self._costs.saved_bytes(shape, self.config.execution.remat) + logits) // parts
-        return Memory(params, whole - params, _bytes(batch) // shards, kept + params)
+        shards, accumulate = data_parallel_size(mesh), self.config.optimizer.accumulate
+        logits = shape.rows * shape.target * self._vocabularies[1] * 4 // mesh.shape[TENSOR]
+        kept = self._costs.saved_bytes(shape, self.config.execution.remat) + logits
+        temporaries = kept // (shards * accumulate) + params * min(accumulate, 2)
+        if mesh.shape[FSDP] > 1:
+            group = make_abstract_mesh(MeshConfig(tensor=mesh.shape[TENSOR]), mesh.shape[TENSOR])
+            temporaries += _bytes(with_shardings(state.params, group))
+        return Memory(params, whole - params, _bytes(batch) // shards, temporaries)
 
     def compiled(self, shape: Shape) -> tuple[Memory, float]:
         """Compiles a step. Returns its memory, and the seconds that compilation took."""
