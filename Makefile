@@ -108,6 +108,7 @@ scaling:
 	.venv-tpu/bin/python -m pip install --quiet --disable-pip-version-check \
 	  -c constraints.txt -e '.[plot,tpu]'
 	JAX_PLATFORMS=cpu .venv-tpu/bin/python -m tools.scaling
+	$(MAKE) readme
 
 # With the Python of a machine with a GPU, since .venv has no CUDA.
 gpu:

@@ -114,6 +114,46 @@ def test_a_process_with_another_config_is_refused_by_name(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
+def test_the_rows_of_a_process_need_not_follow_each_other(
+    tiny_config: Config, finished: Run, tmp_path: Path
+) -> None:
+    """As on TPU slices of several hosts, whose devices are neighbours of those of other hosts."""
+    program = """if True:
+        import numpy as np
+        from transformer_jax.parallel.mesh import mesh_utils
+        mesh_utils.create_device_mesh = lambda shape, devices, **_: np.reshape(
+            [devices[i] for i in (0, 2, 3, 1)], shape
+        )
+    """
+    config = config_file(tiny_config, tmp_path / "config.py")
+    join = f"--coordinator=127.0.0.1:{free_port()}"
+    command = program + "    " + COMMAND
+    options = [(join, f"--process={index}/2") for index in range(2)]
+    for process in [start(config, tmp_path / "run", *each, program=command) for each in options]:
+        end(process, 0)
+    made = run.load(tmp_path / "run")
+    np.testing.assert_allclose(losses(made), losses(finished), rtol=1e-5)
+    said = [
+        [r["samples"] for r in read_metrics(each.folder / "metrics.jsonl") if "samples" in r]
+        for each in (made, finished)
+    ]
+    assert said[0] == said[1]
+
+
+def test_a_port_that_is_in_use_is_named(tiny_config: Config, tmp_path: Path) -> None:
+    config = config_file(tiny_config, tmp_path / "config.py")
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        address = f"127.0.0.1:{used.getsockname()[1]}"
+        one = start(config, tmp_path / "run", f"--coordinator={address}", "--process=0/2")
+        assert end(one, 2) == (
+            f"transformer-jax: error: --coordinator={address}: Address already in use; "
+            "name a free port\n"
+        )
+
+
 def test_processes_that_do_not_come_are_told(
     tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

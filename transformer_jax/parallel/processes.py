@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import json
 import os
+import socket
 import sys
 import threading
 import traceback
@@ -42,8 +43,11 @@ def join(coordinator: str, count: int | None, index: int | None) -> None:
 
     coordinator: HOST:PORT of process 0; "auto": address, count and index come from the environment
     of Slurm, Open MPI, Kubernetes or a TPU pod. If the others do not come within `JOIN_TIMEOUT`,
-    the process ends with status 2. UserError: the environment names no coordinator.
+    the process ends with status 2. UserError: the environment names no coordinator, or its port
+    is in use.
     """
+    if index == 0:
+        _require_free_port(coordinator)
     _mute_gloo()
     # JAX would abort with a stack trace, and cannot be interrupted by an exception.
     others = "the other processes" if index == 0 else "the coordinator"
@@ -83,6 +87,17 @@ def leave(status: int) -> None:
         with suppress(OSError):
             sys.stdout.flush()
         _exit_after(LEAVE_TIMEOUT, status)
+
+
+def _require_free_port(coordinator: str) -> None:
+    """Raises a UserError if the port cannot be opened; JAX would crash."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", int(coordinator.rpartition(":")[2])))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", error)
+            raise UserError(f"--coordinator={coordinator}: {reason}; name a free port") from error
 
 
 def _fail(_: type[BaseException], error: BaseException, __: TracebackType | None) -> None:
