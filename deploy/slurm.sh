@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains on a Slurm cluster. The job queues itself again until training has finished.
 #
-#   sbatch deploy/slurm.sh --config=configs/base.py --run=/shared/runs/base
+#   sbatch deploy/slurm.sh --config=/shared/config.py --run=/shared/runs/base
 #
 # All arguments are options of `transformer-jax train`. See docs/multi_device.md.
 

@@ -4,7 +4,7 @@
 #   TPU=my-pod ZONE=us-east5-a \
 #     CREATE="--accelerator-type=v6e-16 --runtime-version=v2-alpha-tpuv6e --spot" \
 #     SETUP="sudo mkdir -p /shared && { mountpoint -q /shared || sudo mount 10.0.0.2:/vol /shared; }" \
-#     deploy/tpu_pod.sh --config=configs/base.py --run=/shared/runs/base
+#     deploy/tpu_pod.sh --config=configs/base.py --run=/shared/runs/base ...
 #
 # All arguments are options of `transformer-jax train`. See docs/multi_device.md.
 

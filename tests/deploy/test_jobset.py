@@ -98,7 +98,7 @@ def start_pod(
 @pytest.mark.parametrize(("ending", "status"), [(FINISHED, 0), (FAILED, 1), (BAD_INPUT, 2)])
 def test_a_pod_ends_as_training_ends(ending: str, status: int, programs: Programs) -> None:
     programs.train_ends(ending)
-    assert start_pod(1, {}).wait(20) == status
+    assert start_pod(1, {"/shared/config.py": "configs/base.py"}).wait(20) == status
     options = programs.options()
     assert (options.coordinator, options.process) == ("train-workers-0-0.train:1234", "1/2")
     assert options.run == "/shared/runs/base"
@@ -123,7 +123,7 @@ def test_two_pods_stop_together_and_finish(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    changes = {"configs/base.py": str(config), "/shared": str(tmp_path), ":1234": f":{port}"}
+    changes = {"/shared/config.py": str(config), "/shared": str(tmp_path), ":1234": f":{port}"}
 
     def start(steps: int) -> list[subprocess.Popen[bytes]]:
         more = changes | {"train --": f"train --config.train.steps={steps} --"}
