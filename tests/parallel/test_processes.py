@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -112,6 +114,47 @@ def test_a_process_with_another_config_is_refused_by_name(
     assert end(other, 2) == error + "(optimizer.warmup: 5 -> 7)\n"
     assert end(one, 2) == "transformer-jax: error: a process has another config or data\n"
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_not_shared_is_refused(tiny_config: Config, tmp_path: Path) -> None:
+    config = config_file(tiny_config, tmp_path / "config.py")
+    join = f"--coordinator=127.0.0.1:{free_port()}"
+    impatient = "from transformer_jax.training import trainer; trainer.APPEARS_WITHIN = 1; "
+    both = [
+        start(config, tmp_path / f"run{i}", join, f"--process={i}/2", program=impatient + COMMAND)
+        for i in range(2)
+    ]
+    for i, process in enumerate(both):
+        assert end(process, 2) == (
+            f"transformer-jax: error: run {tmp_path}/run{i}: must be on storage that all processes "
+            "share\n"
+        )
+
+
+@pytest.mark.long
+def test_a_process_with_other_files_is_refused_by_name(
+    tiny_config: Config, finished: Run, tmp_path: Path
+) -> None:
+    """With another corpus of the same name, and without the checkpoints of the run."""
+    data = replace(tiny_config.data, train=("pairs.tsv",), dev=())
+    config = config_file(replace(tiny_config, data=data), tmp_path / "config.py")
+    join = f"--coordinator=127.0.0.1:{free_port()}"
+    both = []
+    for i in range(2):
+        (tmp_path / f"{i}").mkdir()
+        (tmp_path / f"{i}" / "pairs.tsv").write_text(f"red old\talt rot {i}\n" * 100)
+        there = f"import os; os.chdir({str(tmp_path / str(i))!r}); "
+        options = (join, f"--process={i}/2")
+        both.append(start(config, Path("run"), *options, program=there + COMMAND))
+    end(both[0], 2)
+    what = "transformer-jax: error: process 1 has another config or data than process 0 "
+    assert re.fullmatch(re.escape(what) + r"\(pairs.tsv: \w{12} -> \w{12}\)\n", end(both[1], 2))
+    shutil.copytree(finished.folder, tmp_path / "0" / "run")
+    config, join = config_file(tiny_config, config), f"--coordinator=127.0.0.1:{free_port()}"
+    one = start(config, tmp_path / "0" / "run", join, "--process=0/2")
+    other = start(config, tmp_path / "1" / "run", join, "--process=1/2")
+    assert end(other, 2) == what + "(checkpoints of the run: 6, 8, 12 -> none)\n"
+    end(one, 2)
 
 
 @pytest.mark.long

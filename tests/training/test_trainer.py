@@ -145,16 +145,24 @@ def test_so_is_one_of_packed_rows_in_pieces(tiny_config: Config, tmp_path: Path)
 def test_more_steps_go_on_where_the_run_ended(
     tiny_config: Config, tmp_path: Path, finished: run.Run
 ) -> None:
-    """Also under another search, which the run then has."""
+    """Also under another search, which the run then has, and with a peak for the utilization."""
     short = replace(tiny_config, train=replace(tiny_config.train, steps=8))
     train(short, tmp_path / "r")
-    other = replace(tiny_config, decode=DecodeConfig(beam=2))
+    execution = replace(tiny_config.execution, peak_tflops=0.5)
+    other = replace(tiny_config, decode=DecodeConfig(beam=2), execution=execution)
     said: list[dict[str, Any]] = []
     made = train(other, tmp_path / "r", reporters=[said.append])
-    changes = "changed: train.steps: 8 -> 12; decode.beam: 4 -> 2"
+    changes = (
+        "changed: train.steps: 8 -> 12; decode.beam: 4 -> 2; execution.peak_tflops: None -> 0.5"
+    )
     assert any(f"at step 8; {changes}" in r.get("text", "") for r in said)
     assert same(made, finished, 12)
     assert run.load_config(made.folder) == made.config == other
+    used: list[Any] = [
+        r.get("mfu") for r in read_metrics(made.folder / "metrics.jsonl") if "lr" in r
+    ]
+    assert [share is not None for share in used] == [False] * 4 + [True] * 2
+    assert 0 < used[-1] < 1
     ends = [
         checkpoint.progress(r.checkpoints, 12)["evaluations_since_best"] for r in (made, finished)
     ]
@@ -181,7 +189,8 @@ def test_changed_data_is_refused_by_name(tiny_config: Config, tmp_path: Path) ->
     train(mine, tmp_path / "r")
     Path(copies[0]).write_text("blue\n" * 4)
     Path(copies[1]).write_text("blue\n" * 4)
-    with pytest.raises(ValueError, match=r"data\.dev=.*dev0.*: has changed since run .* began"):
+    changed = r"data\.dev=.*: has changed since run .* began \(.*dev0: SHA-256 \w{12}… -> \w{12}…; "
+    with pytest.raises(ValueError, match=changed + r".*dev1: SHA-256"):
         train(mine, tmp_path / "r")
 
 

@@ -210,19 +210,20 @@ def any_process(flag: bool) -> bool:
     return bool(np.any(multihost_utils.process_allgather(np.bool_(flag))))
 
 
-def require_same_everywhere(config: Config, digests: dict[str, Any]) -> None:
-    """Checks that all processes have the same config and the same data. UserError: one has not.
+def require_same_everywhere(config: Config, facts: dict[str, str]) -> None:
+    """Checks that all processes have the same config and the same facts. UserError: one has not.
 
-    digests: those of the data, which JSON can hold. Only the folder of cached corpora and the
-    number of threads may differ.
+    facts: others that must be the same, such as the digests of files, by name. Only the folder of
+    cached corpora and the number of threads may differ.
     """
-    theirs = broadcast({"config": to_json(config), "digests": digests})
+    theirs = broadcast({"config": to_json(config), "facts": facts})
     data = dataclasses.replace(config.data, cache="", workers=1)
     other = from_json(theirs["config"])
     other = dataclasses.replace(other, data=dataclasses.replace(other.data, cache="", workers=1))
     changed = differences(other, dataclasses.replace(config, data=data), all_fields=True)
-    if theirs["digests"] != digests:
-        changed.append(f"data: {theirs['digests']} -> {digests}")
+    for name, fact in facts.items():
+        if (wanted := theirs["facts"].get(name)) not in (None, fact):
+            changed.append(f"{name}: {wanted[:12]} -> {fact[:12]}")
     if any_process(bool(changed)):
         index, _ = this_process()
         what = f"process {index} has another config or data than process 0"

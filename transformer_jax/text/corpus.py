@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,10 +55,15 @@ class Corpus:
         if self.kind == "built-in":
             for source, target in self._read():
                 total.update(f"{source}\t{target}\n".encode())
-        else:
-            for path in self._location[1]:
-                total.update(text_digest(path))
+        for _, digest in self.file_digests:
+            total.update(bytes.fromhex(digest))
         return total.hexdigest()
+
+    @cached_property
+    def file_digests(self) -> list[tuple[str, str]]:
+        """The path of each file and the SHA-256 of its text; none of a built-in corpus."""
+        files = () if self.kind == "built-in" else self._location[1]
+        return [(path, text_digest(path).hex()) for path in files]
 
     @property
     def key(self) -> tuple[str, str, tuple[str, str]]:
@@ -106,6 +112,14 @@ class Corpora(NamedTuple):
             part: {corpus.name: corpus.digest for corpus in corpora}
             for part, corpora in self._asdict().items()
         }
+
+    def file_digests(self) -> dict[str, str]:
+        """Returns the digest of each file by its path, and of each built-in corpus by its name."""
+        return dict(
+            pair
+            for corpus in chain.from_iterable(self)
+            for pair in corpus.file_digests or [(corpus.name, corpus.digest)]
+        )
 
 
 def _locate(name: str, split: str) -> tuple[str, tuple[str, ...]]:

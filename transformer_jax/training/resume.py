@@ -54,7 +54,8 @@ def existing_run(config: Config, folder: AnyPath, new: bool) -> Run | None:
 
 def provenance(corpora: Corpora) -> dict[str, Any]:
     """Returns the provenance of a run: versions of packages, and digests of the corpora."""
-    return {"versions": run.versions(), "data_digests": corpora.digests()}
+    digests = {"data_digests": corpora.digests(), "file_digests": corpora.file_digests()}
+    return {"versions": run.versions()} | digests
 
 
 def require_same_data(old: Run, found: dict[str, Any]) -> None:
@@ -62,13 +63,20 @@ def require_same_data(old: Run, found: dict[str, Any]) -> None:
 
     found: the provenance of the corpora as they are now.
     """
+    known = old.provenance.get("file_digests", {})
+    files = [
+        f"{path}: SHA-256 {known[path][:12]}… -> {digest[:12]}…"
+        for path, digest in found["file_digests"].items()
+        if known.get(path, digest) != digest
+    ]
     for split, digests in found["data_digests"].items():
-        known = old.provenance.get("data_digests", {}).get(split, {})
+        before = old.provenance.get("data_digests", {}).get(split, {})
         for name, digest in digests.items():
-            if known.get(name, digest) != digest:
+            if before.get(name, digest) != digest:
+                which = f" ({'; '.join(files)})" if files else ""
                 raise UserError(
-                    f"data.{split}={name}: has changed since run {old.folder} began; give the same "
-                    "data to continue, or name another folder"
+                    f"data.{split}={name}: has changed since run {old.folder} began{which}; give "
+                    "the same data to continue, or name another folder"
                 )
 
 

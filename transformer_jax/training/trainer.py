@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
@@ -27,7 +28,7 @@ from transformer_jax.parallel.processes import (
     this_process,
     wait_for_all,
 )
-from transformer_jax.runs import run
+from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpora
@@ -63,6 +64,9 @@ SAMPLES = 3
 SENTENCES_PER_POLL = 256
 """Number of sentences that an evaluation translates between two checks for a request to stop."""
 
+APPEARS_WITHIN = 60.0
+"""Seconds within which every process must see a run that process 0 has created."""
+
 
 def train(
     config: Config,
@@ -92,7 +96,9 @@ def train(
     found = provenance(corpora)
     if old is not None:
         require_same_data(old, found)
-    require_same_everywhere(config, found["data_digests"])
+    saved = [] if old is None else checkpoint.steps(old.checkpoints)
+    facts = {"checkpoints of the run": ", ".join(map(str, saved)) or "none"}
+    require_same_everywhere(config, found["file_digests"] | facts)
     setup = prepare(config, old or source, corpora)
     init_key, key = jax.random.split(jax.random.key(config.train.seed))
     resumed = None if old is None else restored(old, setup)
@@ -111,6 +117,8 @@ def train(
     else:
         reporters = ()
     wait_for_all("run")
+    if any_process(not _appears(folder)):
+        raise UserError(f"run {folder}: must be on storage that all processes share")
     checkpoints = Checkpoints(made.checkpoints, config.train.keep)
     with metrics, checkpoints, stop_signals() as stop:
         trainer = Trainer(setup, made, checkpoints, reporters, stop, metrics.flush)
@@ -118,6 +126,16 @@ def train(
             trainer.announce_resumption(old.config, int(state.step))
         trainer.run(state, progress, key, profile)
     return made
+
+
+def _appears(folder: AnyPath) -> bool:
+    """Waits for a run that process 0 has created: network file systems may show it later."""
+    end = time.monotonic() + APPEARS_WITHIN
+    while not run.exists(folder):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.5)
+    return True
 
 
 def _initial_state(setup: Setup, key: Key) -> TrainState:
