@@ -50,7 +50,7 @@ def measure(model: str, chips: int, mesh: str) -> dict[str, Any]:
     memory, began = planner.memory(shape), time.monotonic()
     compiled = compile_training_step(planner.setup, shape)
     analysis, found = compiled.memory_analysis(), collectives(compiled)
-    row: dict[str, Any] = {
+    return {
         "model": model,
         "chips": chips,
         "mesh": mesh,
@@ -62,19 +62,17 @@ def measure(model: str, chips: int, mesh: str) -> dict[str, Any]:
         "compile_s": time.monotonic() - began,
         "collectives": {kind: asdict(each) for kind, each in found.items()},
     }
-    return row | estimate(row)
 
 
 def estimate(row: dict[str, Any]) -> dict[str, float]:
     """Returns milliseconds of a step by arithmetic alone: products at the chip's peak, and bytes
     over the bandwidth of its links. In a ring, an all-reduce passes each byte twice."""
-    chips = row["chips"]
     passed = sum(
-        each["bytes"] * (2 if kind == "all-reduce" else 1) * (chips - 1) / chips
+        each["bytes"] * (2 if kind == "all-reduce" else 1)
         for kind, each in row["collectives"].items()
     )
     return {
-        "products_ms": row["tflop"] / chips / ACCELERATORS[CHIP].tflops * 1e3,
+        "products_ms": row["tflop"] / row["chips"] / ACCELERATORS[CHIP].tflops * 1e3,
         "exchange_ms": passed / LINK_GBYTES / 1e9 * 1e3,
     }
 
@@ -102,7 +100,8 @@ def main() -> None:
                     with write_whole(path) as file:
                         file.write(json.dumps(row))
                     print(f"{model}, {chips} chips, {mesh}: {row['compile_s']:.0f} s", flush=True)
-                rows.append(json.loads(path.read_text("utf-8")))
+                row = json.loads(path.read_text("utf-8"))
+                rows.append(row | estimate(row))
     about = {"chip": CHIP, "link_gbytes_per_s": LINK_GBYTES, "length": LENGTH}
     about |= {"tokens_per_chip": 2 * ROWS * LENGTH, "vocabulary": VOCABULARY}
     print(results.write("scaling", "make scaling", about | {"rows": rows}))

@@ -18,14 +18,19 @@ from transformer_jax.user_code import load_function, search_current_folder
 
 
 def set_up(kinds: Sequence[str], config: Config) -> None:
-    """Registers the kinds of attention of `--kind`, and caches compiled programs.
+    """Registers the kinds of attention of `--kind`, and caches compiled programs."""
+    register_kinds(kinds, config)
+    cache_programs()
+
+
+def register_kinds(kinds: Sequence[str], config: Config) -> None:
+    """Registers the kinds of attention of `--kind`.
 
     Modules of kinds and of the config's kernel are also found in the current folder.
     """
     search_current_folder([*kinds, config.execution.kernel])
     for kind in kinds:
         _register(kind, config)
-    cache_programs()
 
 
 def join_processes(options: ProcessOptions) -> None:

@@ -12,7 +12,7 @@ import jax
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Inspect
-from transformer_jax.cli.common import set_up
+from transformer_jax.cli.common import register_kinds
 from transformer_jax.config import DATA_PARALLEL, Config, to_json
 from transformer_jax.data.buckets import Shape
 from transformer_jax.errors import UserError
@@ -36,7 +36,7 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
     """Prints the config and what training takes; for a run, first what needs no data."""
     known = None if options.run is None else runs.load(options.run)
     config = arguments.resolve(None if known is None else known.config)
-    set_up(options.kind, config)
+    register_kinds(options.kind, config)  # programs are not cached: their compilation is timed
     config = config if options.topology is None else for_other_devices(config)
     devices = _devices(options)
     number = len(devices) if isinstance(devices, list) else devices

@@ -40,12 +40,12 @@ def launch(arguments: Sequence[str], options: ProcessOptions) -> None:
     command = [*_without_processes(arguments), f"--coordinator=127.0.0.1:{_free_port()}"]
     with ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
-        processes = [
-            _start([*command, f"--process={index}/{count}"], index, None if options.debug else file)
-            for index, file in enumerate(files)
-        ]
+        processes: list[subprocess.Popen[bytes]] = []
         passed_on = _pass_on_signals(processes)
         try:
+            for index, file in enumerate(files):
+                log = None if options.debug else file
+                processes.append(_start([*command, f"--process={index}/{count}"], index, log))
             index = _first_failure(processes)
         finally:
             for process in processes:
