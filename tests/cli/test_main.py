@@ -329,11 +329,11 @@ def test_inspection_says_what_a_run_takes(
         assert word in text
     assert "64 devices, mesh data 16 x fsdp 4; on each of them:" in text
     assert re.search(r"\nmemory      [\d.]+ MiB of [\d,.]+ MiB\n$", text)
-    monkeypatch.setattr(planning, "usable_host_memory", lambda: 2**20)
+    monkeypatch.setattr(planning, "usable_host_memory", lambda: 5 * 2**18)
     main(["inspect", f"--run={finished.folder}", "--devices=1"])
     *_, text = capsys.readouterr().out.partition("\nmemory      does not fit: ")
     verdict, *ways = text.splitlines()
-    assert re.fullmatch(r"[\d.]+ MiB of 1.0 MiB", verdict)
+    assert re.fullmatch(r"[\d.]+ MiB of 1.2 MiB", verdict)
     options = [way.split()[0] for way in ways]
     assert options == ["--config.optimizer.accumulate=2:", "--config.data.batch_tokens=128:"]
 
