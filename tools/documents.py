@@ -17,6 +17,7 @@ from typing import Any
 from transformer_jax import config as config_module
 from transformer_jax.benchmark import results
 from transformer_jax.config import Config
+from transformer_jax.parallel.collectives import KINDS as COLLECTIVES
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -26,7 +27,7 @@ PACKAGE = Path("transformer_jax")
 OTHER_FILES = {
     "deploy/": "scripts for Slurm, Kubernetes and TPU pods, which train until it has finished",
     "tests/": "a folder for each package, and fixtures",
-    "docs/": "usage, several devices, kinds of attention, the config reference, benchmarks",
+    "docs/": "usage, several devices, scaling, kinds of attention, config reference, benchmarks",
     "CONTRIBUTING.md": "the architecture, the rules of the code, and where to change what",
     "notebooks/": "the first run from Python, with a map of attention",
     "results/": "measured numbers and figures, each with the command that made it",
@@ -227,6 +228,30 @@ def device_changes() -> str:
     return _table(("continued on", "the same pairs", "loss"), rows)
 
 
+def scaling() -> str:
+    """Returns what a step takes on slices of TPUs."""
+    rows = [
+        (
+            f"{row['model']}, {row['chips']}",
+            row["mesh"],
+            f"{row['params_mib'] + row['rest_of_state_mib']:,.0f}",
+            f"{row['temporaries_mib']:,.0f}",
+            f"{row['tflop']:,.0f}",
+            *(_exchange(row["collectives"].get(kind)) for kind in COLLECTIVES),
+            f"{row['products_ms']:.1f}",
+            f"{row['exchange_ms']:.1f}",
+        )
+        for row in results.read("scaling")["rows"]
+    ]
+    head = ("model, chips", "mesh", "state, MiB", "temporaries, MiB", "TFLOP of all chips")
+    return _table((*head, *COLLECTIVES, "products, ms", "links, ms"), rows)
+
+
+def _exchange(found: dict[str, int] | None) -> str:
+    """Returns the number and the MiB of the arrays that a kind of collective exchanges."""
+    return f"{found['count']}: {found['bytes'] / 2**20:,.1f}" if found else ""
+
+
 def _error(error: float) -> str:
     return f"{error:.0e}" if error else "0"
 
@@ -274,6 +299,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "remat": remat,
     "meshes": meshes,
     "device_changes": device_changes,
+    "scaling": scaling,
     "config": config_table,
     "tree": tree,
 }
