@@ -56,6 +56,9 @@ FOLDER = Path("runs/devices")
 DEVICES, SAVED, STEPS = 8, 20, 40
 """Devices of the first run, the step at which it is continued on others, and its last step."""
 
+LIMIT = 1e-5
+"""The largest relative error of losses and gradients."""
+
 MESHES: dict[str, tuple[MeshConfig, Literal["jit", "pmap"], int]] = {
     "data 8": (MeshConfig(data=8), "jit", 1),
     "fsdp 8": (MeshConfig(data=1, fsdp=8), "jit", 1),
@@ -273,6 +276,20 @@ def main() -> None:
     about = {"model": to_json(config)["model"], "saved_at": SAVED, "steps": STEPS}
     found["death of a process"] = kill_a_process(config, FOLDER)
     print(results.write("devices", "make devices", about | found))
+    if wrong := list(_wrong(found)):
+        sys.exit(f"above {LIMIT} or other pairs: {', '.join(wrong)}")
+
+
+def _wrong(found: dict[str, Any]) -> Iterator[str]:
+    """Yields the names of the comparisons whose sides are not the same within `LIMIT`."""
+    for name, errors in found["meshes"].items():
+        if any(error > LIMIT for when in errors.values() for error in when.values()):
+            yield name
+    for name, change in found["changes"].items():
+        if not change["same_pairs"] or change["loss"] > LIMIT:
+            yield name
+    if found["death of a process"]["loss"] > LIMIT:
+        yield "death of a process"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,8 @@ from object_store import Bucket
 from transformer_jax.cli.main import main
 from transformer_jax.runs import checkpoint
 from transformer_jax.runs.run import Run
+
+QUICKSTART = f"--config={Path('configs/quickstart.py').resolve()}"
 
 RED = "\x1b[31mred\x9b0m"
 """A sentence with control characters that begin escape sequences in a terminal."""
@@ -32,12 +33,15 @@ def edit_config(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(json.dumps(stored).replace('"HERE"', text), "utf-8")
 
 
-@contextmanager
-def nothing_written(folder: Path, bucket: Bucket) -> Iterator[None]:
-    """Checks that an empty folder stays empty, and a bucket as it is."""
+@pytest.fixture
+def nothing_written(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Makes an empty folder the current one. In the end it is empty, and the bucket as before."""
+    monkeypatch.chdir(tmp_path)
     objects = dict(bucket.objects)
     yield
-    assert not list(folder.iterdir())
+    assert not list(tmp_path.iterdir())
     assert bucket.objects == objects
 
 
@@ -222,44 +226,34 @@ def test_object_storage_that_cannot_be_used_is_named(
     place: str,
     message: str,
     finished: Run,
-    bucket: Bucket,
-    tmp_path: Path,
+    nothing_written: None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command = [*f"{option}={place}".split()]
     if command[0] == "train":
-        command.append(f"--config={Path('configs/quickstart.py').resolve()}")
+        command.append(QUICKSTART)
     if command[0] == "average":
         command.append(f"--run={finished.folder.resolve()}")
     if "gcsfs" in message:
         monkeypatch.setitem(sys.modules, "gcsfs", None)
-    monkeypatch.chdir(tmp_path)
-    with nothing_written(tmp_path, bucket):
-        error = error_line(command, capsys)
+    error = error_line(command, capsys)
     assert f"error: {place}: " in error
     assert message in error
 
 
 def test_what_needs_a_disk_is_refused_in_object_storage(
-    finished: Run,
-    bucket: Bucket,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    finished: Run, nothing_written: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = f"--config={Path('configs/quickstart.py').resolve()}"
-    monkeypatch.chdir(tmp_path)
     run, new = f"--run={finished.folder}", "--run=gs://bucket/runs/new"
-    url = "gs://bucket/x"
+    train, url = ["train", QUICKSTART], "gs://bucket/x"
     for command, message in (
-        (["train", config, new, "--profile=2"], "--profile=2: needs a run on a disk, not gs://"),
-        (["train", config, new, "--tensorboard"], "--tensorboard: needs a run on a disk, not gs:"),
-        (["train", config, "--run=r", f"--config.data.cache={url}"], f"data.cache={url}: gs:// is"),
+        ([*train, new, "--profile=2"], "--profile=2: needs a run on a disk, not gs://"),
+        ([*train, new, "--tensorboard"], "--tensorboard: needs a run on a disk, not gs:"),
+        ([*train, "--run=r", f"--config.data.cache={url}"], f"data.cache={url}: gs:// is"),
         (["translate", run, "--input=/dev/null", f"--output={url}"], f"--output={url}: gs:// is"),
         (["translate", run, f"--input={url}"], f"{url}: No such file or directory"),
         (["bench", "attention", f"--dump={url}"], "--dump=gs:/bucket/x: gs:// is not supported"),
         (["bench", "attention", f"--out={url}"], "--out=gs:/bucket/x: gs:// is not supported"),
     ):
-        with nothing_written(tmp_path, bucket):
-            assert message in error_line(command, capsys)
+        assert message in error_line(command, capsys)

@@ -17,7 +17,7 @@ from transformer_jax.parallel import parameters
 from transformer_jax.parallel.mesh import make_mesh, shard_batch
 from transformer_jax.runs.run import Run
 from transformer_jax.training import setup, trainer
-from transformer_jax.training.reporters import read_metrics
+from transformer_jax.training.reporters import Record, read_metrics
 from transformer_jax.training.trainer import train
 from transformer_jax.types import Batch
 
@@ -34,6 +34,7 @@ def test_a_run_goes_on_with_other_devices(
 ) -> None:
     """Dropout and subword sampling are on. The short form of `make devices`."""
     consumed: list[list[list[int]]] = []
+    reported: list[Record] = []
 
     def recorded(batch: Batch, mesh: Any) -> Any:
         consumed.append(sorted(sources(batch)))
@@ -44,11 +45,14 @@ def test_a_run_goes_on_with_other_devices(
         options = replace(tiny_config.train, steps=steps)
         data = replace(tiny_config.data, dev=())
         config = replace(tiny_config, mesh=mesh, data=data, train=options)
-        return train(config, tmp_path / "r")
+        return train(config, tmp_path / "r", reporters=[reported.append])
 
     monkeypatch.setattr(trainer, "shard_batch", recorded)
     piece(6, MeshConfig(fsdp=8), 8)
     made = piece(12, MeshConfig(fsdp=2, tensor=2), 4)
+    [said] = [record["text"] for record in reported if "continuing" in record.get("text", "")]
+    changes = "mesh.fsdp: 8 -> 2; mesh.tensor: 1 -> 2; train.steps: 6 -> 12"
+    assert said == f"continuing run {made.folder} at step 6; changed: {changes}"
     losses = [
         [r["loss"] for r in read_metrics(run.folder / "metrics.jsonl") if r["kind"] == "train"]
         for run in (made, finished)

@@ -88,8 +88,8 @@ def test_temporaries_are_estimated_from_what_is_kept() -> None:
     ],
 )
 def test_so_are_those_of_parts(mesh: MeshConfig, accumulate: int, most: float) -> None:
-    """Of a model whose parameters need most of the memory. Activations are not taken to be split
-    over `tensor`, though some are."""
+    """The parameters of this model need most of the memory. XLA splits some activations over
+    `tensor`, which the estimate does not do, so that it is larger there."""
     model = tiny(d_model=256, d_ff=1024, heads=4, max_length=32, dropout=0.1)
     options = OptimizerConfig(accumulate=accumulate)
     made = planner(mesh, model=model, optimizer=options)

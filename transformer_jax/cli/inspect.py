@@ -41,6 +41,8 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
     devices = _devices(options)
     number = len(devices) if isinstance(devices, list) else devices
     check_config(config, number)
+    if options.compile and config.execution.executor == "pmap":
+        raise UserError("--compile: needs execution.executor=jit, not pmap")
     for line in json.dumps(to_json(config), indent=1, ensure_ascii=False).split("\n"):
         print(printable(line))
     if known is not None:

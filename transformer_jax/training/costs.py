@@ -24,10 +24,9 @@ class StepCosts:
     """What a training step costs, as a function of the shape of its batch.
 
     The step is traced once, with symbolic sizes, or once for each shape where the model compares
-    sizes. Attention is that of the kernel `reference`, whose
-    operations are known: it computes the scores of all pairs of positions, as is usual where the
-    utilization of devices is reported. They do not depend on how `setup` is executed; remat is as
-    in `ExecutionConfig`.
+    sizes. Attention is that of the kernel `reference`, whose operations are known: it computes the
+    scores of all pairs of positions, as is usual where the utilization of devices is reported. The
+    costs do not depend on how `setup` is executed; remat is as in `ExecutionConfig`.
     """
 
     def __init__(self, setup: StepSetup) -> None:
