@@ -51,7 +51,7 @@ def test_a_run_goes_on_with_other_devices(
     piece(6, MeshConfig(fsdp=8), 8)
     made = piece(12, MeshConfig(fsdp=2, tensor=2), 4)
     [said] = [record["text"] for record in reported if "continuing" in record.get("text", "")]
-    changes = "mesh.fsdp: 8 -> 2; mesh.tensor: 1 -> 2; train.steps: 6 -> 12"
+    changes = "train.steps: 6 -> 12; mesh.fsdp: 8 -> 2; mesh.tensor: 1 -> 2"
     assert said == f"continuing run {made.folder} at step 6; changed: {changes}"
     losses = [
         [r["loss"] for r in read_metrics(run.folder / "metrics.jsonl") if r["kind"] == "train"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -35,7 +35,8 @@ class Progress:
 
 
 def existing_run(config: Config, folder: AnyPath, new: bool) -> Run | None:
-    """Returns the run in `folder`, which is to be continued; None: there is none.
+    """Returns the run in `folder`, which is to be continued, with its config as it is stored; None:
+    there is none.
 
     UserError: it has another config, or `new` is true.
     """
@@ -43,7 +44,7 @@ def existing_run(config: Config, folder: AnyPath, new: bool) -> Run | None:
         return None
     if new:
         raise UserError(f"run {folder}: exists; --new needs a folder that is missing or empty")
-    old = run.load(folder)
+    old = replace(run.load(folder), config=run.load_config(folder))
     if changed := differences(old.config, config):
         raise UserError(
             f"run {folder}: has another config ({'; '.join(changed)}); "

@@ -239,8 +239,6 @@ class Trainer:
 
     def announce_resumption(self, old: Config, step: int) -> None:
         """Reports that the run continues at `step`, and the fields of `old` that have changed."""
-        data = dataclasses.replace(old.data, cache=self.config.data.cache)  # which is not loaded
-        old = dataclasses.replace(old, data=data)
         changed = differences(old, self.config, all_fields=True)
         text = f"continuing run {self.folder} at step {step}"
         text += f"; changed: {'; '.join(changed)}" if changed else ""
