@@ -124,9 +124,9 @@ class AttentionConfig(_Section):
     def _name(cls) -> str:
         return "model.*_attention."
 
-    def of_layer(self, layer: int) -> AttentionConfig:
-        """Returns the attention config of layer `layer` of the stack, counted from 0."""
-        return self if self.layer in (None, layer) else AttentionConfig()
+
+ROLES = ("encoder_attention", "decoder_attention", "cross_attention")
+"""The model's attentions: fields of `ModelConfig`."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class ModelConfig(_Section):
         self._require(self.decoder_start_id >= 0, "decoder_start_id", "at least 0")
         self._require_rate("dropout", "attention_dropout", "ffn_dropout")
         self._require_positive("embedding_scale")
-        for role in ("encoder_attention", "decoder_attention", "cross_attention"):
+        for role in ROLES:
             self._validate_attention(role)
 
     def _validate_classifier(self) -> None:
@@ -262,6 +262,15 @@ class ModelConfig(_Section):
     def depth_of(self, role: str) -> int:
         """Returns the number of layers of the stack that has the attention `role`."""
         return self.depths[0 if role == "encoder_attention" else 1]
+
+    def of_layer(self, layer: int) -> ModelConfig:
+        """Returns the config of layer `layer` of each stack, counted from 0.
+
+        It has the kinds of attention of that layer alone, so that layers that are alike have equal
+        configs.
+        """
+        elsewhere = [r for r in ROLES if getattr(self, r).layer not in (None, layer)]
+        return dataclasses.replace(self, **dict.fromkeys(elsewhere, AttentionConfig()))
 
 
 TINY = ModelConfig(layers=4, d_model=128, heads=4, d_ff=256, dropout=0.3)

@@ -39,7 +39,7 @@ class AttentionInputs(NamedTuple):
     rng: Key | None  # for sampled choices in training; None: evaluation
     attend: Callable[..., tuple[Array, Array | None]]  # the layer's kernel, bias and dropout
     needs_weights: bool  # whether to return attention weights, even if that is slower
-    last_layer: bool  # whether this is the last layer of its stack
+    last_layer: bool  # of a kind that only one layer has: whether it is the last of its stack
     param: Callable[..., Any] = _no_parameters  # (name, initializer, shape): a parameter
 
     def repeat_heads(self, x: Float[Array, "B G S H"]) -> Float[Array, "B N S H"]:

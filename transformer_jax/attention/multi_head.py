@@ -49,20 +49,18 @@ class KVCache(NamedTuple):
 class MultiHeadAttention(nn.Module):
     """Projects to heads, attends in each of them, and projects their concatenation back.
 
-    `role` is the config field that sets the kind of attention; `layer` is the index of the layer in
-    its stack.
+    `role` is the config field that sets the kind of attention. It has the same kind in all layers,
+    or in this one alone.
     """
 
     config: ModelConfig
     role: str
-    layer: int = 0
     kernel: str | Kernel = "auto"
     constrain: Constrain = unconstrained
 
     def setup(self) -> None:
         config = self.config
-        chosen: AttentionConfig = getattr(config, self.role)
-        self.attention = chosen.of_layer(self.layer)
+        self.attention: AttentionConfig = getattr(config, self.role)
         self.kind = find_kind(self.role, self.attention.kind)
         # Stored runs have this attribute's name in the paths of its parameters.
         self.weighing = KindParameters(self.kind.compute)
@@ -117,7 +115,7 @@ class MultiHeadAttention(nn.Module):
             rng=None if key is None else jax.random.fold_in(key, 1),
             attend=partial(attend, bias=bias, kernel=self.kernel, dropout=drop),
             needs_weights=has_weights(self.kernel),
-            last_layer=self.layer == self.config.depth_of(self.role) - 1,
+            last_layer=self.attention.layer in (None, self.config.depth_of(self.role) - 1),
         )
         output = self._checked(self.weighing(inputs), query)
         joined = self.constrain(output.context, HEADS).swapaxes(1, 2)

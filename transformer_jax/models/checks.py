@@ -8,10 +8,8 @@ from transformer_jax.attention import Kernel
 from transformer_jax.attention.kernels import check_kernel
 from transformer_jax.attention.layer_kinds import Kind, find_kind
 from transformer_jax.attention.scores import SCORES, find_score
-from transformer_jax.config import ModelConfig
+from transformer_jax.config import ROLES, ModelConfig
 from transformer_jax.errors import UserError
-
-ROLES = ("encoder_attention", "decoder_attention", "cross_attention")
 
 
 def check_model(config: ModelConfig, kernel: str | Kernel = "auto") -> None:

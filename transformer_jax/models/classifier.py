@@ -39,7 +39,7 @@ class Classifier(Model):
         self.source_embedding = Embedding(config, self.source_vocabulary, self.constrain)
         self.encoder = Encoder(config, self.kernel, self.constrain, self.remat)
         self.cross_attention = MultiHeadAttention(
-            config, "cross_attention", 0, self.kernel, self.constrain
+            config, "cross_attention", self.kernel, self.constrain
         )
         shape = ((config.labels or 0) + 1, config.d_model)
         self.queries = self.param("queries", nn.initializers.normal(1.0), shape)

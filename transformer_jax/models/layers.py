@@ -46,7 +46,6 @@ class _Layer(nn.Module):
     """Base class of encoder and decoder layers: self-attention and feed-forward."""
 
     config: ModelConfig
-    number: int = 0
     kernel: str | Kernel = "auto"
     constrain: Constrain = unconstrained
 
@@ -57,7 +56,7 @@ class _Layer(nn.Module):
         self.ffn_norm = layer_norm(self.config)
 
     def _attention(self, role: str) -> MultiHeadAttention:
-        return MultiHeadAttention(self.config, role, self.number, self.kernel, self.constrain)
+        return MultiHeadAttention(self.config, role, self.kernel, self.constrain)
 
     def _attend_to_self(
         self,
@@ -158,14 +157,21 @@ class DecoderLayer(_Layer):
 
 
 class _Stack(nn.Module):
-    """Base class of both stacks: position biases, and with pre-norm a final layer normalization."""
+    """Base class of both stacks: layers, position biases, and with pre-norm a final layer norm.
+
+    Layers that are alike are traced once: `nn.jit` knows those of equal configs.
+    """
 
     config: ModelConfig
     kernel: str | Kernel = "auto"
     constrain: Constrain = unconstrained
     remat: str = "none"
 
-    def _set_up(self, *, both_sides: bool) -> None:
+    def _set_up(self, layer: type[_Layer], depth: int, *, both_sides: bool) -> None:
+        layer = nn.jit(rematerialized(layer, self.remat))
+        self.layers = [
+            layer(self.config.of_layer(i), self.kernel, self.constrain) for i in range(depth)
+        ]
         if self.config.norm == "pre":
             self.norm = layer_norm(self.config)
         if self.config.positions == "relative":
@@ -189,11 +195,7 @@ class Encoder(_Stack):
     """N encoder layers, with pre-norm followed by layer normalization."""
 
     def setup(self) -> None:
-        arguments = (self.kernel, self.constrain)
-        layers = range(self.config.depths[0])
-        layer = rematerialized(EncoderLayer, self.remat)
-        self.layers = [layer(self.config, i, *arguments) for i in layers]
-        self._set_up(both_sides=True)
+        self._set_up(EncoderLayer, self.config.depths[0], both_sides=True)
 
     def __call__(
         self, x: Float[Array, "B S D"], mask: Mask, key: Key | None
@@ -212,11 +214,7 @@ class Decoder(_Stack):
     """M decoder layers, with pre-norm followed by layer normalization."""
 
     def setup(self) -> None:
-        arguments = (self.kernel, self.constrain)
-        layers = range(self.config.depths[1])
-        layer = rematerialized(DecoderLayer, self.remat)
-        self.layers = [layer(self.config, i, *arguments) for i in layers]
-        self._set_up(both_sides=False)
+        self._set_up(DecoderLayer, self.config.depths[1], both_sides=False)
 
     def project(self, memory: Float[Array, "B S D"]) -> list[KVCache]:
         """Returns the keys and values of the memory for the cross-attention of each layer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -70,14 +70,20 @@ def with_shardings(shapes: Any, mesh: AnyMesh) -> Any:
 
 
 def _spec(mesh: AnyMesh, path: Any, leaf: Any) -> PartitionSpec:
-    name = PurePosixPath(jax.tree_util.keystr(path, simple=True, separator="/"))
-    axes: list[Any] = [None] * leaf.ndim
-    for pattern, dimensions in DIMENSIONS.items():
-        if name.match(pattern) and len(dimensions) == leaf.ndim:
-            axes = [MESH_AXES[dimension] for dimension in dimensions]
+    names = _dimensions(jax.tree_util.keystr(path, simple=True, separator="/"))
+    # Optimizers may keep arrays of other shapes for a parameter.
+    axes: list[Any] = [MESH_AXES[name] for name in names] if len(names) == leaf.ndim else []
+    axes = axes or [None] * leaf.ndim
     axes = [axis if axis and mesh.shape[axis] > 1 else None for axis in axes]
     size = mesh.shape[FSDP]
     free = [i for i, axis in enumerate(axes) if axis is None and leaf.shape[i] % size == 0]
     if size > 1 and leaf.size >= MIN_SHARDED_SIZE and free:
         axes[max(free, key=lambda i: leaf.shape[i])] = FSDP
     return PartitionSpec(*axes)
+
+
+@cache
+def _dimensions(name: str) -> tuple[str, ...]:
+    """Returns the names of the dimensions of the parameter with this path; none if not listed."""
+    path = PurePosixPath(name)
+    return next((names for end, names in DIMENSIONS.items() if path.match(end)), ())

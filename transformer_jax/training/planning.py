@@ -48,8 +48,9 @@ class Memory(NamedTuple):
 class Planner:
     """Plans the steps of a config for a mesh, which may be abstract, and for its variants.
 
-    vocabularies: the numbers of source and target ids. mesh: makes the mesh of a config.
-    costs: those of a config with the same model. UserError: as `prepare_step`.
+    vocabularies: the numbers of source and target ids. mesh: makes the mesh of a config. like: the
+    planner of a config with the same model and optimizer state, which are not traced again.
+    UserError: as `prepare_step`.
     """
 
     def __init__(
@@ -57,11 +58,13 @@ class Planner:
         config: Config,
         vocabularies: tuple[int, int],
         mesh: Callable[[Config], AnyMesh],
-        costs: StepCosts | None = None,
+        like: Planner | None = None,
     ) -> None:
         self.config, self._vocabularies, self._mesh = config, vocabularies, mesh
         self.setup = prepare_step(config, vocabularies, mesh(config))
-        self._costs = costs or StepCosts(self.setup)
+        self._costs = like._costs if like else StepCosts(self.setup)
+        state = like._state if like else self.setup.abstract_state
+        self._state = with_shardings(state, self.setup.mesh)
 
     def shape(self, shape: Shape) -> Shape:
         """Returns the shape of a batch with the empty rows that the devices need."""
@@ -79,7 +82,7 @@ class Planner:
         microbatches, those of one and their sum) and of the logits, and the parameters that `fsdp`
         gathers. XLA fuses some of it away, splits some of it over `tensor`, and needs more buffers.
         """
-        state, shape, mesh = self.setup.abstract_state, self.shape(shape), self.setup.mesh
+        state, shape, mesh = self._state, self.shape(shape), self.setup.mesh
         params, whole = _bytes(state.params), _bytes(state)
         batch = empty_batch(shape, self.config.data.packing)
         shards, accumulate = data_parallel_size(mesh), self.config.optimizer.accumulate
@@ -102,7 +105,7 @@ class Planner:
         """Returns the planner of the config with fields of one section changed."""
         changed = replace(getattr(self.config, section), **changes)
         config = replace(self.config, **{section: changed})
-        return Planner(config, self._vocabularies, self._mesh, self._costs)
+        return Planner(config, self._vocabularies, self._mesh, self)
 
 
 class Remedy(NamedTuple):
