@@ -20,7 +20,7 @@ from object_store import Bucket
 
 from tools.common import config_file
 from transformer_jax.cli.launch import _without_processes
-from transformer_jax.config import Config
+from transformer_jax.config import Config, TokenizerConfig
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, find_path
@@ -133,22 +133,25 @@ def test_a_run_that_is_not_shared_is_refused(tiny_config: Config, tmp_path: Path
 
 @pytest.mark.long
 def test_a_process_with_other_files_is_refused_by_name(
-    tiny_config: Config, finished: Run, tmp_path: Path
+    tiny_config: Config, finished: Run, fixtures: Path, tmp_path: Path
 ) -> None:
-    """With another corpus of the same name, and without the checkpoints of the run."""
+    """With another corpus and tokenizer of the same name, and without the run's checkpoints."""
     data = replace(tiny_config.data, train=("pairs.tsv",), dev=())
-    config = config_file(replace(tiny_config, data=data), tmp_path / "config.py")
+    changes = {"data": data, "tokenizer": TokenizerConfig(models=("own.model",))}
+    config = config_file(replace(tiny_config, **changes), tmp_path / "config.py")
     join = f"--coordinator=127.0.0.1:{free_port()}"
     both = []
-    for i in range(2):
+    for i, model in enumerate((finished.folder, fixtures / "run")):
         (tmp_path / f"{i}").mkdir()
+        shutil.copy(model / "tokenizer.model", tmp_path / f"{i}" / "own.model")
         (tmp_path / f"{i}" / "pairs.tsv").write_text(f"red old\talt rot {i}\n" * 100)
         there = f"import os; os.chdir({str(tmp_path / str(i))!r}); "
         options = (join, f"--process={i}/2")
         both.append(start(config, Path("run"), *options, program=there + COMMAND))
     end(both[0], 2)
     what = "transformer-jax: error: process 1 has another config or data than process 0 "
-    assert re.fullmatch(re.escape(what) + r"\(pairs.tsv: \w{12} -> \w{12}\)\n", end(both[1], 2))
+    files = r"\(pairs.tsv: \w{12} -> \w{12}; own.model: \w{12} -> \w{12}\)\n"
+    assert re.fullmatch(re.escape(what) + files, end(both[1], 2))
     shutil.copytree(finished.folder, tmp_path / "0" / "run")
     config, join = config_file(tiny_config, config), f"--coordinator=127.0.0.1:{free_port()}"
     one = start(config, tmp_path / "0" / "run", join, "--process=0/2")
@@ -343,6 +346,37 @@ def test_the_death_of_a_process_ends_all_and_the_run_goes_on(
     assert error.count("error") == 1  # nothing of what the other process says of it
     end(start(config_file(tiny_config, tmp_path / "b.py"), folder, "--processes=2"), 0)
     np.testing.assert_allclose(losses(run.load(folder)), losses(finished), rtol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("killed", [0, 1])
+def test_the_others_notice_a_death_without_a_launcher(
+    killed: int, tiny_config: Config, tmp_path: Path
+) -> None:
+    """As on several machines."""
+    folder = tmp_path / "run"
+    endless = replace(tiny_config, train=replace(tiny_config.train, steps=100_000))
+    config = config_file(endless, tmp_path / "config.py")
+    join = f"--coordinator=127.0.0.1:{free_port()}"
+    both = [start(config, folder, join, f"--process={index}/2") for index in range(2)]
+    while not (folder / "checkpoints/00000004").exists() and both[killed].poll() is None:
+        time.sleep(0.1)
+    both[killed].kill()
+    began = time.monotonic()
+    other = both[1 - killed]
+    other.communicate(timeout=200)
+    assert time.monotonic() < began + 60
+    assert other.returncode not in (0, 2)
+    both[killed].communicate()
+
+
+@pytest.mark.long
+def test_processes_end_together_after_the_minutes(tiny_config: Config, tmp_path: Path) -> None:
+    options = replace(tiny_config.train, steps=100_000, minutes=0.05)
+    config = config_file(replace(tiny_config, train=options), tmp_path / "config.py")
+    error = end(start(config, tmp_path / "run", "--processes=2"), 0)
+    last = checkpoint.steps(run.load(tmp_path / "run").checkpoints)[-1]
+    assert f"step {last}: reached train.minutes=0.05" in error
 
 
 @pytest.mark.parametrize(

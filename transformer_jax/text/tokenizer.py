@@ -142,6 +142,11 @@ def train(pairs: Iterable[tuple[str, str]], config: TokenizerConfig, seed: int =
     return Tokenizers(*(_train((pair[side] for pair in sample), config) for side in (0, 1)))
 
 
+def digests(config: TokenizerConfig) -> dict[str, str]:
+    """Returns the SHA-256 of each model that the config names. UserError: one cannot be read."""
+    return {path: _from_file(Path(path)).digest for path in config.models}
+
+
 def save(tokenizers: Tokenizers, folder: AnyPath) -> None:
     """Writes tokenizer.model, or source.model and target.model, to `folder`."""
     for name, tokenizer in zip(_names(tokenizers), dict.fromkeys(tokenizers), strict=True):

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -65,6 +66,14 @@ class Planner:
         self._costs = like._costs if like else StepCosts(self.setup)
         state = like._state if like else self.setup.abstract_state
         self._state = with_shardings(state, self.setup.mesh)
+        self._params_bytes, self._state_bytes = _bytes(self._state.params), _bytes(self._state)
+
+    @cached_property
+    def _gathered_bytes(self) -> int:
+        """The bytes of the parameters on each device without the axis `fsdp`."""
+        tensor = self.setup.mesh.shape[TENSOR]
+        group = make_abstract_mesh(MeshConfig(tensor=tensor), tensor)
+        return _bytes(with_shardings(self._state.params, group))
 
     def shape(self, shape: Shape) -> Shape:
         """Returns the shape of a batch with the empty rows that the devices need."""
@@ -82,17 +91,16 @@ class Planner:
         microbatches, those of one and their sum) and of the logits, and the parameters that `fsdp`
         gathers. XLA fuses some of it away, splits some of it over `tensor`, and needs more buffers.
         """
-        state, shape, mesh = self._state, self.shape(shape), self.setup.mesh
-        params, whole = _bytes(state.params), _bytes(state)
+        shape, mesh, params = self.shape(shape), self.setup.mesh, self._params_bytes
         batch = empty_batch(shape, self.config.data.packing)
         shards, accumulate = data_parallel_size(mesh), self.config.optimizer.accumulate
         logits = shape.rows * shape.target * self._vocabularies[1] * 4 // mesh.shape[TENSOR]
         kept = self._costs.saved_bytes(shape, self.config.execution.remat) + logits
         temporaries = kept // (shards * accumulate) + params * min(accumulate, 2)
         if mesh.shape[FSDP] > 1:
-            group = make_abstract_mesh(MeshConfig(tensor=mesh.shape[TENSOR]), mesh.shape[TENSOR])
-            temporaries += _bytes(with_shardings(state.params, group))
-        return Memory(params, whole - params, _bytes(batch) // shards, temporaries)
+            temporaries += self._gathered_bytes
+        rest = self._state_bytes - params
+        return Memory(params, rest, _bytes(batch) // shards, temporaries)
 
     def compiled(self, shape: Shape) -> tuple[Memory, float]:
         """Compiles a step. Returns its memory, and the seconds that compilation took."""

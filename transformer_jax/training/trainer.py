@@ -31,6 +31,7 @@ from transformer_jax.parallel.processes import (
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.run import Run
+from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpora
 from transformer_jax.training.costs import ideal_seconds_fn
 from transformer_jax.training.meter import Meter
@@ -97,8 +98,9 @@ def train(
     if old is not None:
         require_same_data(old, found)
     saved = [] if old is None else checkpoint.steps(old.checkpoints)
-    facts = {"checkpoints of the run": ", ".join(map(str, saved)) or "none"}
-    require_same_everywhere(config, found["file_digests"] | facts)
+    facts = found["file_digests"] | {"checkpoints of the run": ", ".join(map(str, saved)) or "none"}
+    facts |= {} if old or source else tokenizer.digests(config.tokenizer)
+    require_same_everywhere(config, facts)
     setup = prepare(config, old or source, corpora)
     init_key, key = jax.random.split(jax.random.key(config.train.seed))
     resumed = None if old is None else restored(old, setup)
