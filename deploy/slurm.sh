@@ -31,8 +31,8 @@ srun --kill-on-bad-exit=1 "${container[@]}" \
   transformer-jax train --coordinator=auto "$@" 2>&1 | tee "$log"
 status=$?
 
-# The status of srun is not enough. It is 0 after a stop, too, and the status of a process that srun
-# has killed hides that of the process that failed.
+# The status of srun is not enough: that of a process that srun has killed, 143, hides that of the
+# process that failed, and is also that of a process that a signal has stopped.
 if grep -q '^srun: error: .*: Exited with exit code 2$' "$log"; then
   exit 2 # The input is wrong, and the error is in the log.
 elif grep -Eq '^step [0-9]+: stopped by ' "$log"; then

@@ -66,7 +66,7 @@ for ((restart = 0; restart <= MAX_RESTARTS; restart++)); do
   # gcloud returns the status of the first worker that failed, which may have died of another one.
   if [ "$status" -eq 2 ] || grep -q 'failed with exit status 2\.' "$log"; then
     exit 2 # The input is wrong, and the error is in the log.
-  elif [ "$status" -eq 0 ] && ! grep -Eq '^step [0-9]+: stopped by ' "$log"; then
+  elif [ "$status" -eq 0 ]; then
     tpus queued-resources delete "$TPU" --force
     exit 0
   fi

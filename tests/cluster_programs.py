@@ -13,7 +13,7 @@ from transformer_jax.cli.commands import Train
 ROOT = Path(__file__).parents[1]
 
 FINISHED = "0 step 100: reached train.steps=100; run /shared"
-STOPPED = "0 step 60: stopped by SIGTERM; the same command continues from here; run /shared"
+STOPPED = "143 step 60: stopped by SIGTERM; the same command continues from here; run /shared"
 FAILED = "1 ValueError: UNKNOWN: Gloo AllGather failed"
 BAD_INPUT = "2 transformer-jax: error: model.layers=0: must be above 0"
 """How training ends: its status, and the last line that it prints."""

@@ -8,6 +8,7 @@ import io
 import logging
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,7 +98,8 @@ def write_whole(path: AnyPath) -> Iterator[IO[str]]:
         yield text
         path.write_bytes(text.getvalue().encode())
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Not by the number of the process, which another container may have, too.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             yield file

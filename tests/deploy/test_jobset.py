@@ -105,7 +105,9 @@ def test_a_pod_ends_as_training_ends(ending: str, status: int, programs: Program
 
 
 def test_a_pod_that_is_told_to_end_is_not_finished(programs: Programs) -> None:
-    programs.add("transformer-jax", "trap 'kill %1; exit' TERM; touch {folder}/up; sleep 60 & wait")
+    programs.add(
+        "transformer-jax", "trap 'kill %1; exit 143' TERM; touch {folder}/up; sleep 60 & wait"
+    )
     pod = start_pod(0, {})
     while not (programs.folder / "up").exists():
         time.sleep(0.01)
@@ -117,7 +119,7 @@ def test_a_pod_that_is_told_to_end_is_not_finished(programs: Programs) -> None:
 def test_two_pods_stop_together_and_finish(
     tiny_config: Config, programs: Programs, tmp_path: Path
 ) -> None:
-    """With the real command. The Job fails with the pod that was told to end."""
+    """With the real command. Both fail, so that the Job does."""
     programs.train_for_real()
     config = config_file(tiny_config, tmp_path / "config.py")
     with socket.socket() as probe:
@@ -134,5 +136,5 @@ def test_two_pods_stop_together_and_finish(
     while not saved.exists() and pods[0].poll() is None:
         time.sleep(0.1)
     pods[1].send_signal(signal.SIGTERM)
-    assert [pod.wait(200) for pod in pods] == [0, 128 + signal.SIGTERM]
+    assert [pod.wait(200) for pod in pods] == [128 + signal.SIGTERM] * 2
     assert [pod.wait(200) for pod in start(20)] == [0, 0]

@@ -132,6 +132,21 @@ def test_a_damaged_manifest_does_not_stop_saving(tmp_path: Path) -> None:
     assert checkpoint.steps(tmp_path) == [1, 4]  # the best stays
 
 
+def test_an_old_checkpoint_that_cannot_be_deleted_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    save(tmp_path, 1, 2)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        monkeypatch.setattr(checkpoint, "_remove", denied)
+        checkpoints.save(3, {"weights": {"x": jnp.ones(2)}}, {})
+    assert checkpoint.steps(tmp_path) == [1, 2, 3]
+    assert "checkpoint 1 in " in caplog.text
+    assert "is not deleted: [Errno 13] Permission denied" in caplog.text
+
+
 def test_works_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That is, where an event loop is running; and in a folder given by a relative path."""
     monkeypatch.chdir(tmp_path)
@@ -155,12 +170,13 @@ def run_python(code: str, folder: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize(
-    ("moment", "whole"), [("manifest.write", [1, 2]), ("shutil.rmtree", [2, 3])]
+    ("moment", "whole"),
+    [("manifest.write", [1, 2]), ("shutil.rmtree", [2, 3]), ("_remove", [1, 2, 3])],
 )
 def test_killed_process_leaves_whole_checkpoints(
     tmp_path: Path, moment: str, whole: list[int]
 ) -> None:
-    """Killed before the manifest of the third is written, or while the first is deleted."""
+    """Killed before the manifest of the third is written, or before or while one is deleted."""
     save(tmp_path, 1, 2)
     code = f"""
 import pathlib, sys, time

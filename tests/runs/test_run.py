@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.translator import Translator
+from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.run import Run
@@ -82,6 +85,46 @@ def test_a_run_that_cannot_be_made_leaves_nothing(fixtures: Path, tmp_path: Path
         again(tmp_path / "r", old, full)
     assert not [*tmp_path.iterdir()]
     assert again(tmp_path / "r", old).folder == tmp_path / "r"
+
+
+@pytest.mark.parametrize("moment", ["tokenizer.save", "_write"])
+def test_a_run_whose_making_was_killed_is_made_anew(
+    moment: str, fixtures: Path, tmp_path: Path
+) -> None:
+    """As by SIGKILL, before the first or before the last file is written."""
+    folder = tmp_path / "r"
+    code = f"""
+import os
+from transformer_jax.runs import run
+old = run.load("{fixtures / "run"}")
+run.{moment} = lambda *_: os._exit(9)
+run.create("{folder}", old.config, old.tokenizers, {{}}, lambda checkpoints: checkpoints.mkdir())
+"""
+    killed = subprocess.run([sys.executable, "-c", code], check=False)
+    assert killed.returncode == 9
+    assert not run.exists(folder)
+    again(folder, run.load(fixtures / "run"))
+    assert {path.name for path in folder.iterdir()} == {"config.json", "tokenizer.model"}
+    with pytest.raises(UserError, match="is not empty"):
+        again(folder, run.load(fixtures / "run"))
+
+
+def test_a_run_is_made_in_a_mounted_folder(
+    fixtures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is, nothing is renamed from one folder to another one."""
+    rename = os.replace
+
+    def checked(old: Path, new: Path) -> None:
+        if Path(old).parent != Path(new).parent:
+            raise OSError(18, "Invalid cross-device link")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "replace", checked)
+    monkeypatch.setattr(os, "rename", checked)
+    (tmp_path / "mount").mkdir()
+    again(tmp_path / "mount", run.load(fixtures / "run"))
+    assert run.load(tmp_path / "mount").config
 
 
 def digests(tree: Any) -> list[str]:

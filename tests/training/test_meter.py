@@ -1,5 +1,7 @@
 """Rates, means by name, and the time that is left."""
 
+import dataclasses
+import json
 from typing import Any
 
 import jax.numpy as jnp
@@ -7,7 +9,7 @@ import pytest
 from common import make_batch
 
 from transformer_jax.training import meter
-from transformer_jax.training.meter import Meter
+from transformer_jax.training.meter import Meter, Sums
 
 BATCH = make_batch([(7, 6), (3, 2)])
 
@@ -28,12 +30,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def make_meter(
-    clock: Clock, records: list[dict[str, Any]], seconds: float = 0.0, share: float = 0.0
+    clock: Clock,
+    records: list[dict[str, Any]],
+    seconds: float = 0.0,
+    share: float = 0.0,
+    sums: Sums | None = None,
 ) -> Meter:
     def emit(step: int, **values: float) -> None:
         records.append({"step": step, **values})
 
-    return Meter(lambda count: 0.5, 2, seconds, share, emit)
+    return Meter(lambda count: 0.5, 2, seconds, share, sums or Sums(), emit)
 
 
 def metrics(**values: float) -> Any:
@@ -57,6 +63,25 @@ def test_every_named_metric_is_averaged(clock: Clock) -> None:
     assert record["lr"] == 0.5
     assert record["padding"] == 1 - 18 / 26
     assert "tokens" not in record
+
+
+def test_a_continued_run_emits_the_same_means(clock: Clock) -> None:
+    """It stops between two records, after half a minute that is not its own."""
+    whole, parts = [], []
+    for records, stops in ((whole, False), (parts, True)):
+        made = make_meter(clock, records)
+        for step, loss in ((1, 3.1), (2, 1.7), (3, 8.3), (4, 0.3)):
+            made.add(step, metrics(loss=loss, grad_norm=1.0, tokens=8), BATCH, ideal=0.75)
+            made.settle()
+            clock.now += 2.0
+            if stops and step in (1, 2):
+                stored = json.loads(json.dumps(dataclasses.asdict(made.sums())))
+                clock.now += 30.0
+                made = make_meter(clock, records, sums=Sums(**stored))
+    assert len(whole) == 2
+    for record in (*whole, *parts):
+        del record["minutes"]
+    assert parts == whole
 
 
 def test_compilation_is_no_part_of_the_time_left(clock: Clock) -> None:

@@ -44,6 +44,13 @@ def same(one: run.Run, other: run.Run, step: int, tree: str = "weights") -> bool
     return all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+def records(made: run.Run) -> list[dict[str, Any]]:
+    """The metrics of a run without those that depend on time."""
+    timed = {"tokens_per_s", "minutes", "seconds_left"}
+    found = read_metrics(made.folder / "metrics.jsonl")
+    return [{k: v for k, v in each.items() if k not in timed} for each in found]
+
+
 def test_a_run_stands_alone(finished: run.Run) -> None:
     assert run.load_config(finished.folder) == finished.config
     assert checkpoint.steps(finished.checkpoints)[-1] == 12
@@ -252,23 +259,39 @@ def test_bad_input_writes_nothing(tiny_config: Config, tmp_path: Path) -> None:
         train(tiny_config, tmp_path / "full")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("kind", "step", "saved"),
+    [("train", 2, 3), ("train", 6, 6), ("evaluation", 6, 6)],  # 3: between two log lines
+)
 def test_a_signal_stops_after_the_step_and_the_run_goes_on(
-    tiny_config: Config, finished: run.Run, tmp_path: Path
+    number: signal.Signals,
+    kind: str,
+    step: int,
+    saved: int,
+    tiny_config: Config,
+    finished: run.Run,
+    tmp_path: Path,
 ) -> None:
     if threading.current_thread() is not threading.main_thread():
         pytest.skip("signals reach the main thread only")
 
     def ask(record: dict[str, Any]) -> None:
-        if record["kind"] == "train" and record["step"] == 6:
-            os.kill(os.getpid(), signal.SIGTERM)
+        if (record["kind"], record["step"]) == (kind, step):
+            os.kill(os.getpid(), number)
 
     said: list[dict[str, Any]] = []
-    made = train(tiny_config, tmp_path / "r", reporters=[ask, said.append])
-    assert checkpoint.steps(made.checkpoints)[-1] == 6
-    assert "SIGTERM; the same command continues" in said[-1]["text"]
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    train(tiny_config, tmp_path / "r")
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as caught:
+        train(tiny_config, tmp_path / "r", reporters=[ask, said.append])
+    if number == signal.SIGTERM:
+        assert caught.value.args == (143,)
+    else:
+        assert caught.type is KeyboardInterrupt
+    assert checkpoint.steps(tmp_path / "r/checkpoints")[-1] == saved
+    assert f"{number.name}; the same command continues" in said[-1]["text"]
+    made = train(tiny_config, tmp_path / "r")
     assert all(same(made, finished, 12, tree) for tree in ("weights", "training"))
+    assert records(made) == records(finished)
 
 
 def test_a_damaged_checkpoint_is_stepped_over(
@@ -282,6 +305,42 @@ def test_a_damaged_checkpoint_is_stepped_over(
     train(tiny_config, tmp_path / "r", reporters=[said.append])
     assert damaged.name in caplog.text
     assert any("at step 6" in r.get("text", "") for r in said)
+
+
+def test_a_checkpoint_without_manifest_is_stepped_over(
+    tiny_config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    short = replace(tiny_config, train=replace(tiny_config.train, steps=8))
+    made = train(short, tmp_path / "r")
+    (made.checkpoints / "00000008" / "manifest.json").unlink()
+    said: list[dict[str, Any]] = []
+    train(tiny_config, tmp_path / "r", reporters=[said.append])
+    assert "checkpoint 8 in " in caplog.text
+    assert "manifest.json is missing; continuing from the checkpoint before it" in caplog.text
+    assert any("at step 6" in r.get("text", "") for r in said)
+    assert checkpoint.steps(made.checkpoints)[-2:] == [8, 12]
+    for path in made.checkpoints.glob("*/manifest.json"):
+        path.unlink()
+    with pytest.raises(
+        UserError, match=r"checkpoint .*manifest.json is missing, and no checkpoint"
+    ):
+        train(tiny_config, tmp_path / "r")
+
+
+def test_a_run_stopped_before_its_first_checkpoint_begins_with_the_same_weights(
+    tiny_config: Config, finished: run.Run, tmp_path: Path
+) -> None:
+    def kill(record: dict[str, Any]) -> None:
+        raise RuntimeError
+
+    begun = {"init_from": finished.folder}
+    with pytest.raises(RuntimeError):
+        train(tiny_config, tmp_path / "r", **begun, reporters=[kill])
+    assert checkpoint.steps(tmp_path / "r" / "checkpoints") == []
+    with pytest.raises(UserError, match=rf"give --init-from={finished.folder} again"):
+        train(tiny_config, tmp_path / "r")
+    made = train(tiny_config, tmp_path / "r", **begun)
+    assert same(made, train(tiny_config, tmp_path / "whole", **begun), 12)
 
 
 def test_weights_of_another_run_begin_a_new_one(

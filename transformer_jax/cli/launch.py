@@ -21,6 +21,10 @@ GRACE = 5
 """Seconds that the processes have to end by themselves after one of them has failed."""
 
 
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Statuses of processes that a signal has stopped, which have said so."""
+
+
 def launch(arguments: Sequence[str], options: ProcessOptions) -> None:
     """Runs the command line in several processes, and passes on SIGINT and SIGTERM to all of them.
 
@@ -52,8 +56,9 @@ def launch(arguments: Sequence[str], options: ProcessOptions) -> None:
                 process.kill()
                 process.wait()
         if index is not None:
-            if passed_on and processes[index].returncode in (130, *(-n for n in passed_on)):
-                sys.exit(128 + passed_on[0])
+            status = processes[index].returncode
+            if status in STOPPED or -status in passed_on:
+                sys.exit(status if status > 0 else 128 - status)
             remedy = "; the same command continues the run" if isinstance(options, Train) else ""
             _fail(processes, index, files[index], remedy)
 

@@ -205,9 +205,14 @@ def _padded(array: np.ndarray, size: int) -> np.ndarray:
 
 def any_process(flag: bool) -> bool:
     """Returns whether `flag` is true in any process; all processes return the same."""
+    return bool(maximum(flag))
+
+
+def maximum(value: int) -> int:
+    """Returns the largest value of all processes; all processes return the same."""
     if jax.process_count() == 1:
-        return flag
-    return bool(np.any(multihost_utils.process_allgather(np.bool_(flag))))
+        return value
+    return int(np.max(multihost_utils.process_allgather(np.int32(value))))
 
 
 def require_same_everywhere(config: Config, facts: dict[str, str]) -> None:

@@ -22,6 +22,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import shutil
 import sys
 import warnings
@@ -42,6 +43,8 @@ from transformer_jax.parallel.processes import broadcast, is_coordinator, wait_f
 from transformer_jax.runs import manifest
 from transformer_jax.runs.upgrade import upgrade
 from transformer_jax.types import Params
+
+logger = logging.getLogger(__name__)
 
 _PROGRESS = "progress.json"
 _NAME = re.compile(r"([0-9]{8}|[1-9][0-9]{8,})(?:\.new([0-9]+))?")
@@ -185,13 +188,16 @@ class Checkpoints:
         best = next((n for n in reversed(existing) if _is_best(whole[n])), None)
         kept = {*existing[-self._keep :], step, best}
         for old in set(existing) - kept:
-            _remove(whole[old])
+            try:
+                _remove(whole[old])
+            except OSError as error:  # which must not end training
+                logger.warning("%s is not deleted: %s", manifest.describe(whole[old]), error)
 
     def _remove_unfinished(self) -> None:
         if is_coordinator():
-            whole = _whole(self._folder).values()
+            kept = {*_whole(self._folder).values(), *without_manifest(self._folder)}
             for path in self._folder.glob("*"):
-                if _REMAINS.fullmatch(path.name) and path not in whole:
+                if _REMAINS.fullmatch(path.name) and path not in kept:
                     with contextlib.suppress(Exception):
                         remove_folder(path)
 
@@ -199,6 +205,18 @@ class Checkpoints:
 def steps(folder: AnyPath) -> list[int]:
     """Returns the steps of the whole checkpoints, ascending; none if the folder is missing."""
     return [*_whole(folder)]
+
+
+def without_manifest(folder: AnyPath) -> list[AnyPath]:
+    """Returns the checkpoints that have lost their manifests and would be the newest ones.
+
+    They are known on a disk only, where a checkpoint has its final name once it is whole.
+    """
+    if not isinstance(folder, Path):
+        return []
+    newest = max(steps(folder), default=-1)
+    names = [path for path in folder.glob("*") if path.name.isdigit() and int(path.name) > newest]
+    return sorted(path for path in names if not (path / manifest.NAME).exists())
 
 
 def best_step(folder: AnyPath) -> int | None:
@@ -294,7 +312,9 @@ def _is_best(path: AnyPath) -> bool:
 
 
 def _remove(checkpoint: AnyPath) -> None:
-    """Deletes a checkpoint, its manifest first: one that is partly deleted does not count."""
+    """Deletes a checkpoint. While it is being deleted, it has another name or no manifest."""
+    if isinstance(checkpoint, Path):
+        checkpoint = checkpoint.rename(checkpoint.with_suffix(f".old{secrets.token_hex(8)}"))
     (checkpoint / manifest.NAME).unlink(missing_ok=True)
     remove_folder(checkpoint)
 

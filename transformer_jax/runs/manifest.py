@@ -15,7 +15,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, files_below, flush_to_disk, write_whole
 from transformer_jax.json_text import parse_json
 
-FORMAT = 2
+FORMAT = 3
 """The format that is written. All formats from 1 to this one are read (see upgrade.py)."""
 
 NAME = "manifest.json"

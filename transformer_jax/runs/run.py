@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import platform
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +31,9 @@ from transformer_jax.types import Params
 from transformer_jax.user_code import is_function_name
 
 FORMAT = 1
+_UNFINISHED = ".unfinished"
+"""File that marks a run while it is created. Until config.json is written, last, the folder holds
+no run, and another process may create it anew."""
 
 _PACKAGES = (
     "transformer-jax",
@@ -92,23 +93,29 @@ def create(
     `save` is called with the future folder of checkpoints and may write some there.
     """
     folder = find_path(folder)
-    if not _is_empty(folder):
+    if not _is_free(folder):
         raise UserError(f"run {folder}: is not empty; name a new folder")
-    with _whole_folder(folder) as new:
-        tokenizer.save(tokenizers, new)
-        save(new / "checkpoints")
+    with _unfinished(folder):
+        tokenizer.save(tokenizers, folder)
+        save(folder / "checkpoints")
         stored = {
             "format": FORMAT,
             "config": to_json(config),
             "tokenizers": [side.digest for side in tokenizers],
             "provenance": provenance,
         }
-        _write(new / "config.json", stored)  # last: it makes the folder a run
+        _write(folder / "config.json", stored)  # last: it makes the folder a run
     return Run(folder, config, tokenizers, provenance)
 
 
 def update(old: Run, config: Config) -> Run:
-    """Stores a config that differs in fields that are not compared, such as those of the search."""
+    """Stores a config that differs in fields that are not compared, such as those of the search.
+
+    Deletes temporary files that killed processes have left.
+    """
+    if isinstance(old.folder, Path):
+        for remains in (*old.folder.glob(".*.tmp"), old.folder / _UNFINISHED):
+            remains.unlink(missing_ok=True)
     path = old.folder / "config.json"
     _write(path, _read(path) | {"config": to_json(config)})
     return dataclasses.replace(old, config=config)
@@ -133,7 +140,7 @@ def exists(folder: epath.PathLike) -> bool:
         return True
     if folder.is_file():
         raise UserError(f"run {folder}: is a file; name a folder")
-    if not _is_empty(folder):
+    if not _is_free(folder):
         raise UserError(f"run {folder}: holds files but no config.json, so it is not a run")
     return False
 
@@ -169,11 +176,13 @@ def load_config(folder: epath.PathLike) -> Config:
     return _config(*_stored(folder))
 
 
-def _is_empty(folder: AnyPath) -> bool:
-    """Returns whether a folder is missing or holds nothing."""
+def _is_free(folder: AnyPath) -> bool:
+    """Returns whether a folder is missing, empty, or what a killed process has not finished."""
     if isinstance(folder, epath.Path):
-        return not files_below(folder)
-    return not folder.exists() or not any(folder.iterdir())
+        names = [*files_below(folder)]
+    else:
+        names = [path.name for path in folder.iterdir()] if folder.exists() else []
+    return not names or (_UNFINISHED in names and "config.json" not in names)
 
 
 def _stored(folder: epath.PathLike) -> tuple[AnyPath, dict[str, Any]]:
@@ -212,32 +221,31 @@ def _write(path: AnyPath, stored: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _whole_folder(folder: AnyPath) -> Iterator[AnyPath]:
-    """Yields a folder to write to. `folder` has its contents if the block ends without an error."""
-    if isinstance(folder, epath.Path):
-        try:
-            yield folder
-        except BaseException:
-            remove_folder(folder)
-            raise
-        return
-    final = folder.resolve()
-    temporary = final.with_name(f".{final.name}.{os.getpid()}")
-    temporary.mkdir(parents=True)
+def _unfinished(folder: AnyPath) -> Iterator[None]:
+    """Marks a folder while a run is written to it; after an error, nothing of it remains."""
+    on_disk = isinstance(folder, Path)
+    missing = on_disk and not folder.exists()
+    if on_disk:
+        folder.mkdir(parents=True, exist_ok=True)
+    marker = folder / _UNFINISHED
+    marker.write_bytes(b"")
     try:
-        yield temporary
-        _move(temporary, final)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _clear(folder)
+        yield
+    except BaseException:
+        _clear(folder)
+        marker.unlink()
+        if missing:
+            folder.rmdir()
+        raise
+    marker.unlink()
 
 
-def _move(temporary: Path, folder: Path) -> None:
-    """Renames the folder; an empty `folder` is kept, since it may be a current directory."""
-    if not folder.exists():
-        temporary.replace(folder)
-        return
-    for path in sorted(temporary.iterdir(), key=lambda path: path.name == "config.json"):
-        path.replace(folder / path.name)  # config.json last: it makes the folder a run
+def _clear(folder: AnyPath) -> None:
+    """Deletes what `create` writes before config.json."""
+    tokenizer.remove(folder)
+    if (folder / "checkpoints").exists():
+        remove_folder(folder / "checkpoints")
 
 
 def versions() -> dict[str, str]:

@@ -22,7 +22,7 @@ import sentencepiece
 
 from transformer_jax.config import TokenizerConfig
 from transformer_jax.errors import UserError
-from transformer_jax.files import AnyPath
+from transformer_jax.files import AnyPath, flush_to_disk
 from transformer_jax.special_ids import BOS, EOS, PAD, UNK
 from transformer_jax.text.subwords import Sampler
 
@@ -118,6 +118,10 @@ class Tokenizer:
         return [_NAMES[i] if i in _NAMES else piece(self._to_model[i]) for i in ids]
 
 
+_SIDES = ("source.model", "target.model")
+"""Files of the tokenizers of a run, if they are not the same."""
+
+
 class Tokenizers(NamedTuple):
     """The tokenizers of source and target: the same object if the vocabulary is joint."""
 
@@ -149,8 +153,16 @@ def digests(config: TokenizerConfig) -> dict[str, str]:
 
 def save(tokenizers: Tokenizers, folder: AnyPath) -> None:
     """Writes tokenizer.model, or source.model and target.model, to `folder`."""
-    for name, tokenizer in zip(_names(tokenizers), dict.fromkeys(tokenizers), strict=True):
+    names = ["tokenizer.model"] if tokenizers.source is tokenizers.target else _SIDES
+    for name, tokenizer in zip(names, dict.fromkeys(tokenizers), strict=True):
         (folder / name).write_bytes(tokenizer.model)
+        flush_to_disk(folder / name)
+
+
+def remove(folder: AnyPath) -> None:
+    """Deletes what `save` may have written."""
+    for name in ("tokenizer.model", *_SIDES):
+        (folder / name).unlink(missing_ok=True)
 
 
 def load(folder: AnyPath, digests: Sequence[str]) -> Tokenizers:
@@ -161,7 +173,7 @@ def load(folder: AnyPath, digests: Sequence[str]) -> Tokenizers:
     UserError: a file is missing or damaged, or belongs to another tokenizer.
     """
     joint = folder / "tokenizer.model"
-    paths = [joint] if joint.exists() else [folder / "source.model", folder / "target.model"]
+    paths = [joint] if joint.exists() else [folder / name for name in _SIDES]
     tokenizers = _from_files(paths)
     for path, tokenizer, digest in zip((paths[0], paths[-1]), tokenizers, digests, strict=True):
         if tokenizer.digest != digest:
@@ -170,11 +182,6 @@ def load(folder: AnyPath, digests: Sequence[str]) -> Tokenizers:
                 f" SHA-256 is {tokenizer.digest[:12]}… and must be {digest[:12]}…"
             )
     return tokenizers
-
-
-def _names(tokenizers: Tokenizers) -> list[str]:
-    joint = tokenizers.source is tokenizers.target
-    return ["tokenizer.model"] if joint else ["source.model", "target.model"]
 
 
 def _from_files(paths: Sequence[AnyPath]) -> Tokenizers:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 import jax
 import numpy as np
@@ -17,12 +17,24 @@ from transformer_jax.training.step import Metrics
 from transformer_jax.types import Batch
 
 
+@dataclass
+class Sums:
+    """What is summed between two records; a checkpoint stores it."""
+
+    steps: int = 0
+    used: int = 0  # slots that hold tokens
+    slots: int = 0
+    ideal: float = 0.0  # seconds that the steps take at the peak of the devices
+    seconds: float = 0.0  # that the steps have taken in earlier processes
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
 class Meter:
     """Sums the metrics of steps by name and emits their means every `log_every` steps.
 
     A step's metrics are fetched while the next one runs, so that the device never waits.
     seconds, share: training time of the run in earlier processes, and the fraction of training that
-    they have done. emit: called with the step and named values.
+    they have done. sums: those that they have left. emit: called with the step and named values.
     """
 
     def __init__(
@@ -31,6 +43,7 @@ class Meter:
         log_every: int,
         seconds: float,
         share: float,
+        sums: Sums,
         emit: Callable[..., None],
     ) -> None:
         self._learning_rate, self._log_every, self._emit = learning_rate, log_every, emit
@@ -38,7 +51,11 @@ class Meter:
         self._compiling = 0.0  # seconds, in this process
         self._compiled: set[tuple[int, ...]] = set()
         self._pending: tuple[int, Metrics, Batch, float] | None = None
-        self._restart()
+        self._since, self._sums = time.monotonic(), sums
+
+    def sums(self) -> Sums:
+        """Returns the sums since the last record."""
+        return replace(self._sums, seconds=self._sum_seconds(), metrics=dict(self._sums.metrics))
 
     def seconds(self) -> float:
         """Returns the training time of the run in seconds, over all of its processes."""
@@ -82,33 +99,33 @@ class Meter:
         # Waiting can be interrupted; fetching cannot.
         values = {k: float(v) for k, v in jax.device_get(jax.block_until_ready(metrics)).items()}
         require_finite(step, values)
-        self._steps += 1
-        self._sums.update(values)
-        self._ideal += ideal
-        self._used += sum(int(np.sum(ids != PAD)) for ids in (batch.target_out, batch.source))
-        self._slots += np.size(batch.target_out) + np.size(batch.source)
+        sums = self._sums
+        sums.steps += 1
+        sums.metrics = {k: sums.metrics.get(k, 0.0) + v for k, v in values.items()}
+        sums.ideal += ideal
+        sums.used += sum(int(np.sum(ids != PAD)) for ids in (batch.target_out, batch.source))
+        sums.slots += np.size(batch.target_out) + np.size(batch.source)
         if step % self._log_every == 0:
             self._record(step)
 
     def _record(self, step: int) -> None:
-        elapsed = time.monotonic() - self._since
-        tokens = self._sums.pop("tokens")
-        means = {name: total / self._steps for name, total in self._sums.items()}
+        sums, elapsed = self._sums, self._sum_seconds()
+        means = {name: total / sums.steps for name, total in sums.metrics.items()}
+        del means["tokens"]
         self._emit(
             step,
             **means,
             lr=float(np.asarray(self._learning_rate(step - 1))),
-            tokens_per_s=tokens / elapsed,
-            **({"mfu": self._ideal / elapsed} if self._ideal else {}),
-            padding=1 - self._used / self._slots,
+            tokens_per_s=sums.metrics["tokens"] / elapsed,
+            **({"mfu": sums.ideal / elapsed} if sums.ideal else {}),
+            padding=1 - sums.used / sums.slots,
             minutes=self.seconds() / 60,
         )
-        self._restart()
+        self._since, self._sums = time.monotonic(), Sums()
 
-    def _restart(self) -> None:
-        self._since, self._steps, self._used, self._slots = time.monotonic(), 0, 0, 0
-        self._sums: Counter[str] = Counter()
-        self._ideal = 0.0
+    def _sum_seconds(self) -> float:
+        """Returns the seconds that the summed steps have taken."""
+        return self._sums.seconds + time.monotonic() - self._since
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -118,15 +118,18 @@ class TensorBoard:
                 "--tensorboard: needs tensorboardX; pip install 'transformer-jax[tensorboard]'"
             )
         self._folder = folder
-        self._writer: Any = None  # created with the first record, since it creates the folder
+        self._writer: Any = None  # created with the first metrics, since it creates the folder
+        self._first: int | None = None  # step of the first record: the run continues after it
 
     def __call__(self, record: Record) -> None:
+        self._first = record["step"] if self._first is None else self._first
         if record["kind"] == "message":
             return
         if self._writer is None:
             from tensorboardX import SummaryWriter
 
-            self._writer = SummaryWriter(str(self._folder))
+            # TensorBoard then drops what a process that was killed had written of later steps.
+            self._writer = SummaryWriter(str(self._folder), purge_step=self._first + 1)
         flat = dict(record)
         for name, scores in flat.pop("sets", {}).items():
             flat |= {f"{name}/{key}": value for key, value in scores.items()}

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from etils import epath
 
 from transformer_jax.config import Config, differences
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath
 from transformer_jax.models.make import abstract_params
 from transformer_jax.parallel.parameters import shard_tree
-from transformer_jax.runs import checkpoint, run
+from transformer_jax.runs import checkpoint, manifest, run
 from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpora
 from transformer_jax.training.setup import Setup
@@ -32,6 +33,7 @@ class Progress:
     best: float | None = None  # best development score so far; higher is better
     evaluations_since_best: int = 0
     evaluated: int = 0  # step of the last evaluation
+    sums: dict[str, Any] = field(default_factory=dict)  # of the meter, since the last record
 
 
 def existing_run(config: Config, folder: AnyPath, new: bool) -> Run | None:
@@ -53,10 +55,30 @@ def existing_run(config: Config, folder: AnyPath, new: bool) -> Run | None:
     return old
 
 
-def provenance(corpora: Corpora) -> dict[str, Any]:
-    """Returns the provenance of a run: versions of packages, and digests of the corpora."""
+def provenance(corpora: Corpora, source: Run | None = None) -> dict[str, Any]:
+    """Returns the provenance of a run: versions of packages, digests of the corpora, and the run
+    whose parameters it starts with."""
     digests = {"data_digests": corpora.digests(), "file_digests": corpora.file_digests()}
-    return {"versions": run.versions()} | digests
+    begins = {} if source is None else {"init_from": {"run": str(source.folder)}}
+    return {"versions": run.versions()} | digests | begins
+
+
+def source_of_params(old: Run | None, init_from: epath.PathLike | None) -> Run | None:
+    """Returns the run whose parameters training starts with, or None.
+
+    old: the run to continue, without checkpoints. UserError: it was to start with the parameters of
+    a run that is not given any more, which would be replaced by random ones.
+    """
+    if old is not None:
+        if "init_from" not in old.provenance:
+            return None
+        if init_from is None:
+            name = old.provenance["init_from"]["run"]
+            raise UserError(
+                f"run {old.folder}: has no checkpoint yet, and starts with the parameters of "
+                f"another run; give --init-from={name} again"
+            )
+    return None if init_from is None else run.load(init_from)
 
 
 def require_same_data(old: Run, found: dict[str, Any]) -> None:
@@ -110,6 +132,11 @@ def restored(old: Run, setup: Setup) -> tuple[TrainState, Progress] | None:
     Skips damaged checkpoints with a warning. UserError: all are damaged.
     """
     steps, state = checkpoint.steps(old.checkpoints), setup.abstract_state
+    for path in checkpoint.without_manifest(old.checkpoints):
+        problem = f"{manifest.describe(path)}: {manifest.NAME} is missing"
+        if not steps:
+            raise UserError(f"{problem}, and no checkpoint is whole; name a new folder")
+        logger.warning("%s; continuing from the checkpoint before it", problem)
     for step in reversed(steps):
         try:
             trees = {

@@ -6,17 +6,22 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 
 class StopRequest:
-    """A request to stop, which is true once a signal has arrived; `signal` is its name."""
+    """A request to stop; `signal` is the number of the signal that has arrived, or 0."""
 
     def __init__(self) -> None:
-        self.signal: str | None = None
+        self.signal = 0
 
-    def __bool__(self) -> bool:
-        return self.signal is not None
+
+def end_by(number: int) -> NoReturn:
+    """Ends the program as one that a signal has stopped: KeyboardInterrupt for SIGINT, otherwise
+    SystemExit with the status of a shell, 128 + `number`."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)
 
 
 @contextmanager
@@ -28,7 +33,7 @@ def stop_signals() -> Iterator[StopRequest]:
     request = StopRequest()
 
     def note(number: int, _: Any) -> None:
-        request.signal = signal.Signals(number).name
+        request.signal = number
         for name, handler in old.items():
             signal.signal(name, handler)
 

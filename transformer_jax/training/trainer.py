@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from etils import epath
@@ -24,6 +25,7 @@ from transformer_jax.parallel.processes import (
     any_process,
     broadcast,
     is_coordinator,
+    maximum,
     require_same_everywhere,
     this_process,
     wait_for_all,
@@ -34,7 +36,7 @@ from transformer_jax.runs.run import Run
 from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpora
 from transformer_jax.training.costs import ideal_seconds_fn
-from transformer_jax.training.meter import Meter
+from transformer_jax.training.meter import Meter, Sums
 from transformer_jax.training.reporters import MetricsFile, Reporter
 from transformer_jax.training.resume import (
     Progress,
@@ -43,6 +45,7 @@ from transformer_jax.training.resume import (
     provenance,
     require_same_data,
     restored,
+    source_of_params,
     with_params_of,
 )
 from transformer_jax.training.schedules import learning_rate
@@ -54,7 +57,7 @@ from transformer_jax.training.setup import (
     prepare,
     update_fn,
 )
-from transformer_jax.training.signals import StopRequest, stop_signals
+from transformer_jax.training.signals import StopRequest, end_by, stop_signals
 from transformer_jax.training.step import Metrics, TrainState
 from transformer_jax.training.validation import dev_loss_fn
 from transformer_jax.types import Key
@@ -83,7 +86,10 @@ def train(
     folder: on a disk, or gs://BUCKET/NAME. new: refuse to continue a run; the folder must be
     missing or empty. init_from: run whose parameters and tokenizer a new run starts with. profile:
     number of steps to trace into the run's folder `profile`. reporters: functions that are called
-    with every record. UserError: the input is wrong; nothing has been written.
+    with every record.
+
+    After SIGINT or SIGTERM, finishes the step, saves, and raises KeyboardInterrupt or SystemExit.
+    UserError: the input is wrong; nothing has been written.
     """
     if profile < 0:
         raise UserError(f"--profile={profile}: must be at least 0")
@@ -92,12 +98,12 @@ def train(
     if profile and isinstance(folder, epath.Path):
         raise UserError(f"--profile={profile}: needs a run on a disk, not {folder}")
     old = existing_run(config, folder, new)
-    source = run.load(init_from) if init_from is not None and old is None else None
+    saved = [] if old is None else checkpoint.steps(old.checkpoints)
+    source = None if saved else source_of_params(old, init_from)
     corpora = Corpora.of(config.data)
-    found = provenance(corpora)
+    found = provenance(corpora, source)
     if old is not None:
         require_same_data(old, found)
-    saved = [] if old is None else checkpoint.steps(old.checkpoints)
     facts = found["file_digests"] | {"checkpoints of the run": ", ".join(map(str, saved)) or "none"}
     facts |= {} if old or source else tokenizer.digests(config.tokenizer)
     require_same_everywhere(config, facts)
@@ -126,7 +132,9 @@ def train(
         trainer = Trainer(setup, made, checkpoints, reporters, stop, metrics.flush)
         if old is not None and resumed:
             trainer.announce_resumption(old.config, int(state.step))
-        trainer.run(state, progress, key, profile)
+        end = trainer.run(state, progress, key, profile)
+    if end.signal:
+        end_by(end.signal)
     return made
 
 
@@ -145,6 +153,13 @@ def _initial_state(setup: Setup, key: Key) -> TrainState:
     specs = partition_tree(setup.abstract_state, setup.mesh)
     init = compile_function(init_fn(setup), setup.mesh, result=specs)
     return init(key, empty_batch(Shape(rows, 2, 2)))
+
+
+class End(NamedTuple):
+    """Why training ends."""
+
+    reason: str
+    signal: int = 0  # that has stopped it; 0: it has finished
 
 
 class Trainer:
@@ -177,7 +192,7 @@ class Trainer:
         greedy = dataclasses.replace(setup.config, decode=DecodeConfig(beam=1))
         self.translator = Translator(greedy, setup.tokenizers, {}, setup.mesh)
 
-    def run(self, state: TrainState, progress: Progress, key: Key, profile: int) -> None:
+    def run(self, state: TrainState, progress: Progress, key: Key, profile: int) -> End:
         """Updates, evaluates, saves and reports until the end. UserError: training has diverged."""
         config, step = self.config.train, int(state.step)
         meter = self._meter(step, progress)
@@ -192,6 +207,7 @@ class Trainer:
                 end = self._end(step, progress)
                 if end:
                     better = self._evaluate(state, step, progress, meter) or better
+                    end = self._stopped() or end  # a signal has ended the last evaluation
                 if better or (saved < step and (end or step % config.save_every == 0)):
                     self._save(state, step, progress, meter, better)
                     saved = step
@@ -207,7 +223,8 @@ class Trainer:
                 trace(step, metrics)
                 progress.seconds = meter.seconds()
             self.checkpoints.wait()
-        self._report("message", step, text=f"step {step}: {end}; run {self.folder}")
+        self._report("message", step, text=f"step {step}: {end.reason}; run {self.folder}")
+        return end
 
     def _meter(self, step: int, progress: Progress) -> Meter:
         config, share = self.config, self._share(step, progress)
@@ -218,7 +235,8 @@ class Trainer:
             self._report("train", step, epoch=epoch, done=share, seconds_left=left, **values)
 
         rate = learning_rate(config.optimizer, config.model.d_model)
-        meter = Meter(rate, config.train.log_every, progress.seconds, share, emit)
+        sums = Sums(**progress.sums)
+        meter = Meter(rate, config.train.log_every, progress.seconds, share, sums, emit)
         return meter
 
     def _announce(self, step: int) -> None:
@@ -246,21 +264,20 @@ class Trainer:
         text += f"; changed: {'; '.join(changed)}" if changed else ""
         self._report("message", step, text=text)
 
-    def _end(self, step: int, progress: Progress) -> str | None:
-        """Returns the reason to end training, the same in all processes; None: train on."""
+    def _end(self, step: int, progress: Progress) -> End | None:
+        """Returns why training ends, the same in all processes; None: train on."""
         config = self.config.train
         asks = self._asks_others(step)
-        if asks and self._stops():
-            signal = self.stop.signal or "a signal to another process"
-            return f"stopped by {signal}; the same command continues from here"
+        if asks and (stopped := self._stopped()):
+            return stopped
         if config.patience and progress.evaluations_since_best >= config.patience:
-            return f"no better score in train.patience={config.patience} evaluations"
+            return End(f"no better score in train.patience={config.patience} evaluations")
         if config.steps and step >= config.steps:
-            return f"reached train.steps={config.steps}"
+            return End(f"reached train.steps={config.steps}")
         if config.epochs and self.setup.loader.epoch(progress.position) >= config.epochs:
-            return f"reached train.epochs={config.epochs}"
+            return End(f"reached train.epochs={config.epochs}")
         if asks and config.minutes and broadcast(progress.seconds >= 60 * config.minutes):
-            return f"reached train.minutes={config.minutes:g}"
+            return End(f"reached train.minutes={config.minutes:g}")
         return None
 
     def _asks_others(self, step: int) -> bool:
@@ -271,7 +288,14 @@ class Trainer:
 
     def _stops(self) -> bool:
         """Returns whether a stop is requested in any process."""
-        return any_process(bool(self.stop))
+        return any_process(self.stop.signal > 0)
+
+    def _stopped(self) -> End | None:
+        """Returns the end that a signal to any process asks for."""
+        if number := maximum(self.stop.signal):
+            name = signal.Signals(number).name
+            return End(f"stopped by {name}; the same command continues from here", number)
+        return None
 
     def _share(self, step: int, progress: Progress) -> float:
         """Returns the fraction of training that is done, by the limit that comes first."""
@@ -287,7 +311,7 @@ class Trainer:
         self, state: TrainState, step: int, progress: Progress, meter: Meter, best: bool
     ) -> None:
         meter.settle()
-        progress.seconds = meter.seconds()
+        progress.seconds, progress.sums = meter.seconds(), dataclasses.asdict(meter.sums())
         self.flush_metrics()  # a run continued from this checkpoint does not write them again
         trees = checkpoint_trees(state)
         self.checkpoints.save(step, trees, dataclasses.asdict(progress), best=best)
