@@ -425,10 +425,14 @@ class TrainConfig(_Section):
     """Number of steps between records of metrics."""
     keep: int = field(default=3, metadata=_NOT_COMPARED)
     """Number of newest checkpoints to keep, besides the best one."""
+    max_skipped: int = field(default=10, metadata=_NOT_COMPARED)
+    """Number of steps in a row after which to stop if the loss or the gradient of each is NaN or
+    infinite. Such steps change no parameter."""
 
     def _validate(self) -> None:
         self._require_positive("steps", "epochs", "minutes", "patience")
         self._require_positive("evaluate_every", "save_every", "log_every", "keep")
+        self._require_positive("max_skipped")
         self._require(0 <= self.seed < 2**32, "seed", "between 0 and 2^32 - 1")
         if self.steps is None and self.epochs is None and self.minutes is None:
             raise UserError("train.steps=None: set train.steps, train.epochs or train.minutes")

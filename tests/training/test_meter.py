@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 from common import make_batch
 
+from transformer_jax.errors import UserError
 from transformer_jax.training import meter
 from transformer_jax.training.meter import Meter, Sums
 
@@ -39,7 +40,10 @@ def make_meter(
     def emit(step: int, **values: float) -> None:
         records.append({"step": step, **values})
 
-    return Meter(lambda count: 0.5, 2, seconds, share, sums or Sums(), emit)
+    def say(step: int, text: str) -> None:
+        records.append({"step": step, "text": text})
+
+    return Meter(lambda count: 0.5**count, 2, seconds, share, sums or Sums(), emit, say, 3)
 
 
 def metrics(**values: float) -> Any:
@@ -60,7 +64,7 @@ def test_every_named_metric_is_averaged(clock: Clock) -> None:
     assert record["loss"] == 2.0
     assert record["decoder/0/entropy"] == 4.0
     assert record["tokens_per_s"] == 16 / 6.0  # step 2 settles while step 3 is dispatched
-    assert record["lr"] == 0.5
+    assert record["lr"] == 0.5  # of the second update
     assert record["padding"] == 1 - 18 / 26
     assert "tokens" not in record
 
@@ -82,6 +86,35 @@ def test_a_continued_run_emits_the_same_means(clock: Clock) -> None:
     for record in (*whole, *parts):
         del record["minutes"]
     assert parts == whole
+
+
+def test_steps_that_are_not_finite_are_counted_until_too_many_follow_each_other(
+    clock: Clock,
+) -> None:
+    """They are in no mean, and the schedule of learning rates does not see them."""
+    records: list[dict[str, Any]] = []
+    made, nan, inf = make_meter(clock, records), float("nan"), float("inf")
+    found = [(1.0, 1.0), (nan, 1.0), (2.0, inf), (4.0, 1.0), (nan, nan), (nan, nan), (nan, nan)]
+    with pytest.raises(UserError) as caught:
+        for step, (loss, norm) in enumerate(found, 1):
+            clock.now += 1.0
+            values = metrics(loss=loss, grad_norm=norm, tokens=8)
+            made.add(step, values, BATCH, "epoch 0, chunk 0, batch 7")
+            made.settle()
+            made = make_meter(clock, records, sums=made.sums())  # of a continued run
+    assert [record["step"] for record in records] == [2, 2, 3, 4, 5, 6]
+    assert records[0]["text"] == (
+        "step 2: loss=nan with gradient norm 1.0 in epoch 0, chunk 0, batch 7, 2x7x6:"
+        " skipped, 1 in a row"
+    )
+    assert (records[1]["loss"], records[1]["skipped"], records[1]["lr"]) == (1.0, 1, 1.0)
+    assert records[2]["text"].endswith("2 in a row")
+    assert (records[3]["loss"], records[3]["skipped"], records[3]["lr"]) == (4.0, 2, 0.5)
+    assert str(caught.value) == (
+        "step 7: loss=nan with gradient norm nan in epoch 0, chunk 0, batch 7, 2x7x6:"
+        " skipped, 3 in a row (train.max_skipped), with learning rate 0.25: training has diverged;"
+        " lower optimizer.learning_rate, raise optimizer.warmup or set optimizer.clip_norm"
+    )
 
 
 def test_compilation_is_no_part_of_the_time_left(clock: Clock) -> None:

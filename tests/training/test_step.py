@@ -100,6 +100,26 @@ def test_batch_without_tokens_changes_nothing() -> None:
     assert metrics["loss"] == metrics["tokens"] == metrics["grad_norm"] == 0
 
 
+@pytest.mark.parametrize("wrong", ["loss", "gradient"])
+def test_a_step_that_is_not_finite_changes_nothing_but_the_step(wrong: str) -> None:
+    def loss(params: Any, *_: Any) -> Any:
+        nan = jnp.where(params["w"][0] > 0, jnp.nan, 0.0)
+        total = (
+            jnp.sum(params["w"]) + nan if wrong == "loss" else jnp.sum(jnp.sqrt(0 * params["w"]))
+        )
+        return total, LossSums(jnp.array(4), {"reward": Mean(total, jnp.array(1.0))})
+
+    optimizer = make_optimizer(OptimizerConfig(), 16)
+    params = {"w": jnp.array([1.0, -2.0])}
+    state = init_state(params, optimizer, 0.9, {"reward": jnp.array(0.5)})
+    step = jax.jit(partial(train_step, loss=loss, optimizer=optimizer, ema=0.9))
+    after, metrics = step(state, make_batch([(3, 2)]), jax.random.key(0))
+    assert not np.isfinite(metrics["grad_norm" if wrong == "gradient" else "loss"])
+    assert int(after.step) == 1
+    for old, new in zip(*map(jax.tree.leaves, (state._replace(step=1), after)), strict=True):
+        assert np.asarray(old).tobytes() == np.asarray(new).astype(np.asarray(old).dtype).tobytes()
+
+
 def test_moving_average() -> None:
     sgd, decay = optax.sgd(1.0), 0.15
     state = toy_state(sgd, decay)

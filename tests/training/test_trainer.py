@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from common import write_pairs
@@ -30,11 +32,13 @@ from transformer_jax.files import AnyPath, find_path
 from transformer_jax.parallel.compile import DETERMINISTIC
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.checkpoint import Checkpoints
+from transformer_jax.training import setup
 from transformer_jax.training.planning import compile_training_step
 from transformer_jax.training.reporters import MetricsFile, read_metrics
-from transformer_jax.training.setup import empty_batch, prepare
+from transformer_jax.training.setup import empty_batch, loss_fn, prepare
 from transformer_jax.training.signals import StopRequest
 from transformer_jax.training.trainer import Trainer, train
+from transformer_jax.types import Batch
 
 
 def same(one: run.Run, other: run.Run, step: int, tree: str = "weights") -> bool:
@@ -45,8 +49,8 @@ def same(one: run.Run, other: run.Run, step: int, tree: str = "weights") -> bool
 
 
 def records(made: run.Run) -> list[dict[str, Any]]:
-    """The metrics of a run without those that depend on time."""
-    timed = {"tokens_per_s", "minutes", "seconds_left"}
+    """The metrics of a run without those that depend on time or on when it is to end."""
+    timed = {"tokens_per_s", "minutes", "seconds_left", "done"}
     found = read_metrics(made.folder / "metrics.jsonl")
     return [{k: v for k, v in each.items() if k not in timed} for each in found]
 
@@ -333,14 +337,13 @@ def test_a_run_stopped_before_its_first_checkpoint_begins_with_the_same_weights(
     def kill(record: dict[str, Any]) -> None:
         raise RuntimeError
 
-    begun = {"init_from": finished.folder}
+    begin = partial(train, tiny_config, init_from=finished.folder)
     with pytest.raises(RuntimeError):
-        train(tiny_config, tmp_path / "r", **begun, reporters=[kill])
+        begin(tmp_path / "r", reporters=[kill])
     assert checkpoint.steps(tmp_path / "r" / "checkpoints") == []
     with pytest.raises(UserError, match=rf"give --init-from={finished.folder} again"):
         train(tiny_config, tmp_path / "r")
-    made = train(tiny_config, tmp_path / "r", **begun)
-    assert same(made, train(tiny_config, tmp_path / "whole", **begun), 12)
+    assert same(begin(tmp_path / "r"), begin(tmp_path / "whole"), 12)
 
 
 def test_weights_of_another_run_begin_a_new_one(
@@ -374,6 +377,35 @@ def test_training_ends_by_epochs_minutes_and_patience(tiny_config: Config, tmp_p
     assert "reached train.epochs=1" in reason("epochs", unscored, epochs=1)
     assert "reached train.minutes=0.001" in reason("minutes", unscored, minutes=0.001)
     assert "train.patience=1" in reason("patience", tiny_config, patience=1, steps=200)
+
+
+def test_steps_that_are_not_finite_are_skipped(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss of every third batch or so is NaN."""
+
+    def poisoned(*arguments: Any) -> Any:
+        loss = loss_fn(*arguments)
+
+        def wrong(params: Any, batch: Batch, *rest: Any) -> Any:
+            total, sums = loss(params, batch, *rest)
+            return total + jnp.where(jnp.sum(batch.source) % 3 == 0, jnp.nan, 0.0), sums
+
+        return wrong
+
+    monkeypatch.setattr(setup, "loss_fn", poisoned)
+    said: list[dict[str, Any]] = []
+    unscored = replace(tiny_config, data=replace(tiny_config.data, dev=()))
+    whole = train(unscored, tmp_path / "whole", reporters=[said.append])
+    skipped = [record["step"] for record in said if "skipped" in record.get("text", "")]
+    assert 0 < len(skipped) < 9
+    assert checkpoint.progress(whole.checkpoints, 12)["sums"]["skipped"] == len(skipped)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(whole.params()))
+    first = replace(unscored, train=replace(unscored.train, steps=skipped[0]))
+    train(first, tmp_path / "parts")
+    parts = train(unscored, tmp_path / "parts")
+    assert all(same(parts, whole, 12, tree) for tree in ("weights", "training"))
+    assert records(parts) == records(whole)
 
 
 def test_divergence_is_named(tiny_config: Config, tmp_path: Path) -> None:

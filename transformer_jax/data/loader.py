@@ -114,6 +114,11 @@ class Loader:
         """Returns the epoch that `position` is in, from 0."""
         return (position >> _BITS) // self.chunks
 
+    def describe(self, position: int) -> str:
+        """Returns the name of the batch at `position`, all numbers from 0."""
+        epoch, chunk = divmod(position >> _BITS, self.chunks)
+        return f"epoch {epoch}, chunk {chunk}, batch {position & ((1 << _BITS) - 1)}"
+
     def _chunks(self, chunk: int) -> Iterator[tuple[Examples, list[Plan]]]:
         """Yields this process's pairs and batches of each chunk from `chunk` on."""
         # The loader keeps the first chunk.

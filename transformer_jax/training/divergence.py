@@ -1,4 +1,4 @@
-"""Stops training if its loss or gradient is NaN or infinite."""
+"""What is said of steps whose loss or gradient is NaN or infinite, which do not update."""
 
 from __future__ import annotations
 
@@ -8,11 +8,25 @@ from collections.abc import Mapping
 from transformer_jax.errors import UserError
 
 
-def require_finite(step: int, metrics: Mapping[str, float]) -> None:
-    """Checks the loss of a step and the norm of its gradient. UserError: one is not finite."""
-    loss, grad_norm = metrics["loss"], metrics["grad_norm"]
-    if not math.isfinite(loss) or not math.isfinite(grad_norm):
-        raise UserError(
-            f"step {step}: loss={loss} with gradient norm {grad_norm}: training has diverged; "
-            "lower optimizer.learning_rate, raise optimizer.warmup or set optimizer.clip_norm"
-        )
+def is_finite(metrics: Mapping[str, float]) -> bool:
+    """Returns whether a step has updated: its loss and the norm of its gradient are finite."""
+    return math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])
+
+
+def describe_skip(step: int, metrics: Mapping[str, float], batch: str, in_row: int) -> str:
+    """Returns what is said of a step that is skipped, the last of `in_row` ones."""
+    return (
+        f"step {step}: loss={metrics['loss']} with gradient norm {metrics['grad_norm']} in {batch}:"
+        f" skipped, {in_row} in a row"
+    )
+
+
+def diverged(
+    step: int, metrics: Mapping[str, float], batch: str, in_row: int, rate: float
+) -> UserError:
+    """Returns the error that ends training after so many skipped steps in a row."""
+    return UserError(
+        f"{describe_skip(step, metrics, batch, in_row)} (train.max_skipped), with learning rate "
+        f"{rate:.3g}: training has diverged; lower optimizer.learning_rate, raise optimizer.warmup "
+        "or set optimizer.clip_norm"
+    )

@@ -12,14 +12,14 @@ import numpy as np
 import optax
 
 from transformer_jax.special_ids import PAD
-from transformer_jax.training.divergence import require_finite
+from transformer_jax.training.divergence import describe_skip, diverged, is_finite
 from transformer_jax.training.step import Metrics
 from transformer_jax.types import Batch
 
 
 @dataclass
 class Sums:
-    """What is summed between two records; a checkpoint stores it."""
+    """What is summed between two records, and over the run; a checkpoint stores it."""
 
     steps: int = 0
     used: int = 0  # slots that hold tokens
@@ -27,6 +27,8 @@ class Sums:
     ideal: float = 0.0  # seconds that the steps take at the peak of the devices
     seconds: float = 0.0  # that the steps have taken in earlier processes
     metrics: dict[str, float] = field(default_factory=dict)
+    skipped: int = 0  # steps of the run that have not updated
+    skipped_in_row: int = 0  # the last of them
 
 
 class Meter:
@@ -35,6 +37,8 @@ class Meter:
     A step's metrics are fetched while the next one runs, so that the device never waits.
     seconds, share: training time of the run in earlier processes, and the fraction of training that
     they have done. sums: those that they have left. emit: called with the step and named values.
+    say: called with a step that is skipped, since its loss or gradient is not finite, and a text.
+    max_skipped: number of such steps in a row that ends training.
     """
 
     def __init__(
@@ -45,12 +49,15 @@ class Meter:
         share: float,
         sums: Sums,
         emit: Callable[..., None],
+        say: Callable[[int, str], None],
+        max_skipped: int,
     ) -> None:
         self._learning_rate, self._log_every, self._emit = learning_rate, log_every, emit
+        self._say, self._max_skipped = say, max_skipped
         self._began, self._earlier, self._first_share = time.monotonic(), seconds, share
         self._compiling = 0.0  # seconds, in this process
         self._compiled: set[tuple[int, ...]] = set()
-        self._pending: tuple[int, Metrics, Batch, float] | None = None
+        self._pending: tuple[int, Metrics, Batch, str, float] | None = None
         self._since, self._sums = time.monotonic(), sums
 
     def sums(self) -> Sums:
@@ -83,30 +90,53 @@ class Meter:
             self._compiled.add(shape)
             self._compiling += time.monotonic() - began
 
-    def add(self, step: int, metrics: Metrics, batch: Batch, ideal: float = 0.0) -> None:
+    def add(
+        self, step: int, metrics: Metrics, batch: Batch, where: str = "", ideal: float = 0.0
+    ) -> None:
         """Settles the previous step, and keeps the metrics of the one just dispatched.
 
-        ideal: seconds that the step's products take at the peak of the devices; 0: not known.
+        where: place of the batch in the data, for messages. ideal: seconds that the step's products
+        take at the peak of the devices; 0: not known.
         """
         self.settle()
-        self._pending = step, metrics, batch, ideal
+        self._pending = step, metrics, batch, where, ideal
 
     def settle(self) -> None:
-        """Waits for the last step and adds its metrics. UserError: its loss is not finite."""
+        """Waits for the last step and adds its metrics. UserError: training has diverged."""
         if self._pending is None:
             return
-        (step, metrics, batch, ideal), self._pending = self._pending, None
+        (step, metrics, batch, where, ideal), self._pending = self._pending, None
         # Waiting can be interrupted; fetching cannot.
         values = {k: float(v) for k, v in jax.device_get(jax.block_until_ready(metrics)).items()}
-        require_finite(step, values)
+        if is_finite(values):
+            self._add(values, batch, ideal)
+        else:
+            self._skip(step, values, batch, where)
+        if step % self._log_every == 0 and self._sums.steps:
+            self._record(step)
+
+    def _add(self, values: dict[str, float], batch: Batch, ideal: float) -> None:
         sums = self._sums
         sums.steps += 1
+        sums.skipped_in_row = 0
         sums.metrics = {k: sums.metrics.get(k, 0.0) + v for k, v in values.items()}
         sums.ideal += ideal
         sums.used += sum(int(np.sum(ids != PAD)) for ids in (batch.target_out, batch.source))
         sums.slots += np.size(batch.target_out) + np.size(batch.source)
-        if step % self._log_every == 0:
-            self._record(step)
+
+    def _skip(self, step: int, values: dict[str, float], batch: Batch, where: str) -> None:
+        """Counts a step that has not updated. UserError: there are too many in a row."""
+        sums = self._sums
+        sums.skipped, sums.skipped_in_row = sums.skipped + 1, sums.skipped_in_row + 1
+        rows, length = np.shape(batch.source)
+        name = f"{where}, {rows}x{length}x{np.shape(batch.target_out)[1]}"
+        if sums.skipped_in_row >= self._max_skipped:
+            raise diverged(step, values, name, sums.skipped_in_row, self._rate(step + 1))
+        self._say(step, describe_skip(step, values, name, sums.skipped_in_row))
+
+    def _rate(self, step: int) -> float:
+        """Returns the learning rate of a step that updates: its schedule counts updates."""
+        return float(np.asarray(self._learning_rate(step - 1 - self._sums.skipped)))
 
     def _record(self, step: int) -> None:
         sums, elapsed = self._sums, self._sum_seconds()
@@ -115,13 +145,15 @@ class Meter:
         self._emit(
             step,
             **means,
-            lr=float(np.asarray(self._learning_rate(step - 1))),
+            lr=self._rate(step),
             tokens_per_s=sums.metrics["tokens"] / elapsed,
             **({"mfu": sums.ideal / elapsed} if sums.ideal else {}),
             padding=1 - sums.used / sums.slots,
+            **({"skipped": sums.skipped} if sums.skipped else {}),
             minutes=self.seconds() / 60,
         )
-        self._since, self._sums = time.monotonic(), Sums()
+        self._since = time.monotonic()
+        self._sums = Sums(skipped=sums.skipped, skipped_in_row=sums.skipped_in_row)
 
     def _sum_seconds(self) -> float:
         """Returns the seconds that the summed steps have taken."""

@@ -119,10 +119,11 @@ class TensorBoard:
             )
         self._folder = folder
         self._writer: Any = None  # created with the first metrics, since it creates the folder
-        self._first: int | None = None  # step of the first record: the run continues after it
+        self._first = -1  # step of the first record: the run continues after it
 
     def __call__(self, record: Record) -> None:
-        self._first = record["step"] if self._first is None else self._first
+        if self._first < 0:
+            self._first = record["step"]
         if record["kind"] == "message":
             return
         if self._writer is None:

@@ -119,7 +119,8 @@ def train_step(
     The gradient is that of the summed loss, divided by the global number of tokens. `key` is the
     run's; the step is folded into it. `reduce` sums a tree over devices, if each of them sees only
     its own rows. The metrics are loss (nats per token, with smoothing and auxiliary losses),
-    tokens, grad_norm, and the means that the loss reports.
+    tokens, grad_norm, and the means that the loss reports. If the loss or the norm of the gradient
+    is not finite, nothing changes but the step.
     """
     key = jax.random.fold_in(key, state.step)
     gradient, total, sums = reduce(
@@ -134,9 +135,12 @@ def train_step(
         decay = _decay(ema, state.step)
         average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, params)
     averages = _updated(state.averages, sums.metrics, state.step)
-    state = TrainState(state.step + 1, params, opt_state, average, averages)
     metrics = {"loss": total / tokens, "tokens": sums.tokens}
     metrics["grad_norm"] = optax.tree.norm(gradient)
+    finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
+    updated = TrainState(state.step, params, opt_state, average, averages)
+    state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state)
+    state = state._replace(step=state.step + 1)
     means = {name: m.total / jnp.maximum(m.weight, 1) for name, m in sums.metrics.items()}
     return state, metrics | means
 

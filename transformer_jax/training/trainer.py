@@ -213,13 +213,14 @@ class Trainer:
                     saved = step
                 if end:
                     break
+                where = self.setup.loader.describe(progress.position)
                 progress.position, batch = next(batches)
                 placed = shard_batch(batch, self.setup.mesh)
                 with meter.dispatching(batch):
                     state, metrics = self.update(state, placed, key)
                 step += 1
                 ideal = self.ideal_seconds(placed) if self.ideal_seconds else 0.0
-                meter.add(step, metrics, batch, ideal)
+                meter.add(step, metrics, batch, where, ideal)
                 trace(step, metrics)
                 progress.seconds = meter.seconds()
             self.checkpoints.wait()
@@ -229,14 +230,23 @@ class Trainer:
     def _meter(self, step: int, progress: Progress) -> Meter:
         config, share = self.config, self._share(step, progress)
 
-        def emit(step: int, **values: float) -> None:
+        def emit(step: int, **values: Any) -> None:
             share = self._share(step, progress)
             left, epoch = meter.seconds_left(share), self.setup.loader.epoch(progress.position)
             self._report("train", step, epoch=epoch, done=share, seconds_left=left, **values)
 
         rate = learning_rate(config.optimizer, config.model.d_model)
         sums = Sums(**progress.sums)
-        meter = Meter(rate, config.train.log_every, progress.seconds, share, sums, emit)
+        meter = Meter(
+            rate,
+            config.train.log_every,
+            progress.seconds,
+            share,
+            sums,
+            emit,
+            say=lambda step, text: self._report("message", step, text=text),
+            max_skipped=config.train.max_skipped,
+        )
         return meter
 
     def _announce(self, step: int) -> None:
