@@ -30,7 +30,7 @@ from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, find_path
 from transformer_jax.parallel.compile import DETERMINISTIC
-from transformer_jax.runs import checkpoint, run
+from transformer_jax.runs import checkpoint, lock, run
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.training import setup
 from transformer_jax.training.planning import compile_training_step
@@ -309,6 +309,22 @@ def test_a_damaged_checkpoint_is_stepped_over(
     train(tiny_config, tmp_path / "r", reporters=[said.append])
     assert damaged.name in caplog.text
     assert any("at step 6" in r.get("text", "") for r in said)
+
+
+def test_a_second_training_of_a_run_is_refused(tiny_config: Config, tmp_path: Path) -> None:
+    """It changes nothing, and the first one goes on."""
+    refused: list[str] = []
+
+    def train_too(record: dict[str, Any]) -> None:
+        if record["kind"] == "train" and record["step"] == 6:
+            with pytest.raises(UserError, match="is in use by a process on") as caught:
+                train(tiny_config, tmp_path / "r")
+            refused.append(str(caught.value))
+
+    made = train(tiny_config, tmp_path / "r", reporters=[train_too])
+    assert len(refused) == 1
+    assert checkpoint.steps(made.checkpoints)[-1] == 12
+    assert not (made.folder / lock.NAME).exists()
 
 
 def test_a_checkpoint_without_manifest_is_stepped_over(

@@ -24,7 +24,7 @@ from transformer_jax.config import DATA_PARALLEL, Config, from_json, to_json
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, files_below, find_path, remove_folder, write_whole
 from transformer_jax.json_text import parse_json
-from transformer_jax.runs import checkpoint
+from transformer_jax.runs import checkpoint, lock
 from transformer_jax.text import tokenizer
 from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.types import Params
@@ -179,10 +179,10 @@ def load_config(folder: epath.PathLike) -> Config:
 def _is_free(folder: AnyPath) -> bool:
     """Returns whether a folder is missing, empty, or what a killed process has not finished."""
     if isinstance(folder, epath.Path):
-        names = [*files_below(folder)]
+        names = {*files_below(folder)}
     else:
-        names = [path.name for path in folder.iterdir()] if folder.exists() else []
-    return not names or (_UNFINISHED in names and "config.json" not in names)
+        names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    return names <= {lock.NAME} or (_UNFINISHED in names and "config.json" not in names)
 
 
 def _stored(folder: epath.PathLike) -> tuple[AnyPath, dict[str, Any]]:

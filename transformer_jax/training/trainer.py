@@ -6,7 +6,7 @@ import dataclasses
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -27,10 +27,11 @@ from transformer_jax.parallel.processes import (
     is_coordinator,
     maximum,
     require_same_everywhere,
+    share_errors,
     this_process,
     wait_for_all,
 )
-from transformer_jax.runs import checkpoint, run
+from transformer_jax.runs import checkpoint, lock, run
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.run import Run
 from transformer_jax.text import tokenizer
@@ -108,16 +109,33 @@ def train(
     facts |= {} if old or source else tokenizer.digests(config.tokenizer)
     require_same_everywhere(config, facts)
     setup = prepare(config, old or source, corpora)
+    made = Run(folder, config, setup.tokenizers, found if old is None else old.provenance)
+    with _held(folder):
+        end = _train(setup, made, old, source, profile, reporters)
+    if end.signal:
+        end_by(end.signal)
+    return made
+
+
+def _train(
+    setup: Setup,
+    made: Run,
+    old: Run | None,
+    source: Run | None,
+    profile: int,
+    reporters: Sequence[Reporter],
+) -> End:
+    """Creates the run, or continues `old`, and trains."""
+    config, folder = made.config, made.folder
     init_key, key = jax.random.split(jax.random.key(config.train.seed))
     resumed = None if old is None else restored(old, setup)
     state, progress = resumed or (_initial_state(setup, init_key), Progress())
     if source is not None:
         state = with_params_of(source, state, setup)
-    made = Run(folder, config, setup.tokenizers, found if old is None else old.provenance)
     metrics = MetricsFile(folder / "metrics.jsonl")
     if is_coordinator():
         if old is None:
-            run.create(folder, config, setup.tokenizers, found)
+            run.create(folder, config, made.tokenizers, made.provenance)
         else:
             run.update(old, config)
         metrics.cut(int(state.step))
@@ -132,10 +150,17 @@ def train(
         trainer = Trainer(setup, made, checkpoints, reporters, stop, metrics.flush)
         if old is not None and resumed:
             trainer.announce_resumption(old.config, int(state.step))
-        end = trainer.run(state, progress, key, profile)
-    if end.signal:
-        end_by(end.signal)
-    return made
+        return trainer.run(state, progress, key, profile)
+
+
+@contextmanager
+def _held(folder: AnyPath) -> Iterator[None]:
+    """Holds the lock of the run in process 0. UserError: another training holds it."""
+    with ExitStack() as stack:
+        with share_errors():
+            if is_coordinator():
+                stack.enter_context(lock.locked(folder))
+        yield
 
 
 def _appears(folder: AnyPath) -> bool:

@@ -1,0 +1,93 @@
+"""Only one training at a time writes to a run."""
+
+import errno
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO
+
+import pytest
+from object_store import Bucket
+
+from transformer_jax.errors import UserError
+from transformer_jax.files import AnyPath, find_path
+from transformer_jax.runs import lock
+from transformer_jax.runs.lock import locked
+
+HELD = r"run .*: is in use by a process on \S+ since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC; wait for"
+
+
+def hold(folder: Path) -> subprocess.Popen[str]:
+    """A process that holds the lock of a run until it is killed."""
+    code = f"""
+import pathlib, time
+from transformer_jax.runs.lock import locked
+with locked(pathlib.Path("{folder}")):
+    print("now", flush=True)
+    time.sleep(600)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "now\n"
+    return process
+
+
+def test_a_second_process_is_told_who_holds_the_run(tmp_path: Path) -> None:
+    with hold(tmp_path / "r") as process:
+        with pytest.raises(UserError, match=HELD), locked(tmp_path / "r"):
+            pass
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        with locked(tmp_path / "r"):
+            assert (tmp_path / "r" / lock.NAME).exists()
+    assert not [*(tmp_path / "r").iterdir()]
+
+
+def test_a_lock_that_its_holder_has_deleted_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder ends between the opening and the locking of the file."""
+    flock = lock.fcntl.flock
+
+    def late(file: IO[str], operation: int) -> None:
+        monkeypatch.setattr(lock.fcntl, "flock", flock)
+        (tmp_path / lock.NAME).unlink()
+        flock(file, operation)
+
+    monkeypatch.setattr(lock.fcntl, "flock", late)
+    with locked(tmp_path), pytest.raises(UserError, match=HELD), locked(tmp_path):
+        pass
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def without_locks(
+    request: pytest.FixtureRequest, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> AnyPath:
+    """A folder on a disk whose system has no locks, or in object storage."""
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", unsupported)
+    monkeypatch.setattr(lock, "BEAT", 0.1)
+    monkeypatch.setattr(lock, "STALE", 1.0)
+    return tmp_path if request.param == "disk" else find_path("gs://bucket/runs/locked")
+
+
+def test_without_locks_the_holder_gives_signs_of_life(
+    without_locks: AnyPath, caplog: pytest.LogCaptureFixture
+) -> None:
+    with locked(without_locks):
+        with pytest.raises(UserError, match=HELD), locked(without_locks):
+            pass
+        assert "waiting up to 1 seconds for a sign of life" in caplog.text
+    assert not (without_locks / lock.NAME).exists()
+    assert all(thread.name != "lock" for thread in threading.enumerate())
+
+
+def test_without_locks_a_dead_holder_is_noticed(without_locks: AnyPath) -> None:
+    (without_locks / lock.NAME).write_bytes(b"a process on another machine since yesterday\n7")
+    with locked(without_locks):
+        assert b"yesterday" not in (without_locks / lock.NAME).read_bytes()

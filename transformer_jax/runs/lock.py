@@ -1,0 +1,137 @@
+"""A lock on a run, so that no two trainings write to it at once.
+
+Where the file system has locks, the system frees the lock of a process that dies. Elsewhere, such
+as in object storage, the holder writes to the lock file every `BEAT` seconds, and another process
+takes the lock once it has seen no change for `STALE` seconds. Process numbers say nothing, since
+containers and machines have their own.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+from transformer_jax.errors import UserError
+from transformer_jax.files import AnyPath, write_whole
+
+logger = logging.getLogger(__name__)
+
+NAME = ".lock"
+BEAT, STALE = 10.0, 60.0
+"""Seconds between two signs of the holder, and without one until it is taken for dead."""
+
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+@contextmanager
+def locked(folder: AnyPath) -> Iterator[None]:
+    """Holds the lock of a run, whose folder it makes if it is missing.
+
+    UserError: another process holds it; the message names its machine and when it began.
+    """
+    file = _lock_file(folder) if isinstance(folder, Path) else None
+    if file is None:
+        with _beating(folder):
+            yield
+        return
+    with file:
+        file.truncate(0)
+        file.write(_this_holder())
+        file.flush()
+        try:
+            yield
+        finally:
+            (folder / NAME).unlink(missing_ok=True)
+
+
+def _lock_file(folder: Path) -> IO[str] | None:
+    """Returns the locked file; None: the file system has no locks. UserError: it is locked."""
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        file = (folder / NAME).open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            with file:
+                if error.errno in _UNSUPPORTED:
+                    return None
+                file.seek(0)
+                raise _held(folder, file.read()) from error
+        with suppress(FileNotFoundError):  # unless its holder has deleted it meanwhile
+            if os.path.samestat(os.fstat(file.fileno()), (folder / NAME).stat()):
+                return file
+        file.close()
+
+
+@contextmanager
+def _beating(folder: AnyPath) -> Iterator[None]:
+    """Holds a lock that consists of a file that changes."""
+    path, holder = folder / NAME, f"{_this_holder()}\n{secrets.token_hex(8)}"
+    numbers, released = itertools.count(), threading.Event()
+
+    def write() -> None:
+        with write_whole(path) as file:
+            file.write(f"{holder} {next(numbers)}")
+
+    def beat() -> None:
+        while not released.wait(BEAT):
+            with suppress(Exception):  # the next one may arrive
+                write()
+
+    _wait_until_stale(folder, path)
+    write()
+    time.sleep(min(1.0, BEAT))  # for others that have begun to write at the same time
+    if not (found := _read(path)).startswith(holder):
+        raise _held(folder, found)
+    thread = threading.Thread(target=beat, name="lock", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        released.set()
+        thread.join()
+        path.unlink(missing_ok=True)
+
+
+def _wait_until_stale(folder: AnyPath, path: AnyPath) -> None:
+    """Waits if there may be a holder. UserError: there is one."""
+    seen = _read(path)
+    if not seen:
+        return
+    logger.warning("%s; waiting up to %g seconds for a sign of life", _held(folder, seen), STALE)
+    end = time.monotonic() + STALE
+    while time.monotonic() < end:
+        time.sleep(min(1.0, STALE / 10))
+        if (found := _read(path)) != seen:
+            if not found:
+                return
+            raise _held(folder, found)
+
+
+def _read(path: AnyPath) -> str:
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _held(folder: AnyPath, text: str) -> UserError:
+    holder = text.partition("\n")[0] or "another process"
+    return UserError(f"run {folder}: is in use by {holder}; wait for its end, or end it")
+
+
+def _this_holder() -> str:
+    began = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"a process on {socket.gethostname()} since {began}"
