@@ -61,6 +61,12 @@ def start(
     return begin("train", f"--config={config}", f"--run={folder}", *options, program=program)
 
 
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    """Waits until the process has written a file or a folder, or has ended."""
+    while not path.exists() and process.poll() is None:
+        time.sleep(0.1)
+
+
 def end(process: subprocess.Popen[str], status: int) -> str:
     """Waits for the end of a process and returns what it has printed on standard error."""
     out, error = process.communicate(timeout=200)
@@ -81,8 +87,7 @@ def test_two_processes_train_as_one_and_stop_together(
     endless = replace(tiny_config, train=replace(tiny_config.train, steps=2000))
     config = config_file(endless, tmp_path / "config.py")
     training = start(config, folder, "--processes=2")
-    while not (folder / "checkpoints/00000012").exists() and training.poll() is None:
-        time.sleep(0.2)
+    wait_for(folder / "checkpoints/00000012", training)
     training.send_signal(signal.SIGTERM)
     error = end(training, 143)
     assert error.count("stopped by SIGTERM") == 1  # only the coordinator reports
@@ -333,8 +338,7 @@ def test_the_death_of_a_process_ends_all_and_the_run_goes_on(
     folder = tmp_path / "run"
     endless = replace(tiny_config, train=replace(tiny_config.train, steps=2000))
     training = start(config_file(endless, tmp_path / "a.py"), folder, "--processes=2")
-    while not (folder / "checkpoints/00000004").exists() and training.poll() is None:
-        time.sleep(0.1)
+    wait_for(folder / "checkpoints/00000004", training)
     children = Path(f"/proc/{training.pid}/task/{training.pid}/children").read_text().split()
     os.kill(int(children[1]), signal.SIGKILL)
     began = time.monotonic()
@@ -360,8 +364,7 @@ def test_the_others_notice_a_death_without_a_launcher(
     config = config_file(endless, tmp_path / "config.py")
     join = f"--coordinator=127.0.0.1:{free_port()}"
     both = [start(config, folder, join, f"--process={index}/2") for index in range(2)]
-    while not (folder / "checkpoints/00000004").exists() and both[killed].poll() is None:
-        time.sleep(0.1)
+    wait_for(folder / "checkpoints/00000004", both[killed])
     both[killed].kill()
     began = time.monotonic()
     other = both[1 - killed]

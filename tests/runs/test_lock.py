@@ -43,6 +43,9 @@ def test_a_second_process_is_told_who_holds_the_run(tmp_path: Path) -> None:
         with locked(tmp_path / "r"):
             assert (tmp_path / "r" / lock.NAME).exists()
     assert not [*(tmp_path / "r").iterdir()]
+    with locked(tmp_path / "new" / "r"):
+        pass
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_lock_that_its_holder_has_deleted_is_none(

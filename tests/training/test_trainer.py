@@ -263,10 +263,14 @@ def test_bad_input_writes_nothing(tiny_config: Config, tmp_path: Path) -> None:
         train(tiny_config, tmp_path / "full")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(
-    ("kind", "step", "saved"),
-    [("train", 2, 3), ("train", 6, 6), ("evaluation", 6, 6)],  # 3: between two log lines
+    ("number", "kind", "step", "saved"),
+    [
+        (signal.SIGTERM, "train", 2, 3),  # saved between two log lines
+        pytest.param(signal.SIGINT, "evaluation", 6, 6, marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, "train", 6, 6, marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, "evaluation", 6, 6, marks=pytest.mark.long),
+    ],
 )
 def test_a_signal_stops_after_the_step_and_the_run_goes_on(
     number: signal.Signals,
@@ -327,6 +331,7 @@ def test_a_second_training_of_a_run_is_refused(tiny_config: Config, tmp_path: Pa
     assert not (made.folder / lock.NAME).exists()
 
 
+@pytest.mark.long
 def test_a_checkpoint_without_manifest_is_stepped_over(
     tiny_config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -347,6 +352,7 @@ def test_a_checkpoint_without_manifest_is_stepped_over(
         train(tiny_config, tmp_path / "r")
 
 
+@pytest.mark.long
 def test_a_run_stopped_before_its_first_checkpoint_begins_with_the_same_weights(
     tiny_config: Config, finished: run.Run, tmp_path: Path
 ) -> None:
@@ -395,6 +401,7 @@ def test_training_ends_by_epochs_minutes_and_patience(tiny_config: Config, tmp_p
     assert "train.patience=1" in reason("patience", tiny_config, patience=1, steps=200)
 
 
+@pytest.mark.long
 def test_steps_that_are_not_finite_are_skipped(
     tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,15 +37,29 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 @contextmanager
 def locked(folder: AnyPath) -> Iterator[None]:
-    """Holds the lock of a run, whose folder it makes if it is missing.
+    """Holds the lock of a run. Makes its folder, and deletes it again if it is empty in the end.
 
     UserError: another process holds it; the message names its machine and when it began.
     """
-    file = _lock_file(folder) if isinstance(folder, Path) else None
-    if file is None:
+    if not isinstance(folder, Path):
         with _beating(folder):
             yield
         return
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        file = _lock_file(folder)
+        with _beating(folder) if file is None else _writing(file, folder):
+            yield
+    finally:
+        with suppress(OSError):  # it holds a run
+            for path in missing:
+                path.rmdir()
+
+
+@contextmanager
+def _writing(file: IO[str], folder: Path) -> Iterator[None]:
+    """Writes the holder to a locked file, and deletes it in the end."""
     with file:
         file.truncate(0)
         file.write(_this_holder())
@@ -58,7 +72,6 @@ def locked(folder: AnyPath) -> Iterator[None]:
 
 def _lock_file(folder: Path) -> IO[str] | None:
     """Returns the locked file; None: the file system has no locks. UserError: it is locked."""
-    folder.mkdir(parents=True, exist_ok=True)
     while True:
         file = (folder / NAME).open("a+", encoding="utf-8")
         try:
