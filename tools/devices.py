@@ -85,7 +85,7 @@ def make_config(folder: Path) -> Config:
 
     At larger learning rates, steps amplify the rounding of sums in another order: at 0.003, reached
     after 20 steps, losses differ by up to 5e-4 after another 20. With ReLU, a hidden unit that is 0
-    but for rounding is on in one program and off in another, whose gradients then differ by 1e-3.
+    but for rounding may be on in one program and off in another, and gradients differ by more.
     """
     draw, words = random.Random(0), ["red", "green", "blue", "small", "old", "new", "big", "hot"]
     sources = sorted({" ".join(draw.choices(words, k=draw.randint(2, 9))) for _ in range(3000)})

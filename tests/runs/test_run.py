@@ -112,7 +112,7 @@ run.create("{folder}", old.config, old.tokenizers, {{}}, lambda checkpoints: che
 def test_a_run_is_made_in_a_mounted_folder(
     fixtures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That is, nothing is renamed from one folder to another one."""
+    """Files cannot be renamed across file systems, so none is moved to another folder."""
     rename = os.replace
 
     def checked(old: Path, new: Path) -> None:

@@ -24,7 +24,7 @@ def describe_skip(step: int, metrics: Mapping[str, float], batch: str, in_row: i
 def diverged(
     step: int, metrics: Mapping[str, float], batch: str, in_row: int, rate: float
 ) -> UserError:
-    """Returns the error that ends training after so many skipped steps in a row."""
+    """Returns the error that ends training after `in_row` consecutive skipped steps."""
     return UserError(
         f"{describe_skip(step, metrics, batch, in_row)} (train.max_skipped), with learning rate "
         f"{rate:.3g}: training has diverged; lower optimizer.learning_rate, raise optimizer.warmup "
