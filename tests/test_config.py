@@ -59,6 +59,21 @@ BAD = [
     ),
     ({"data": {"train": "a"}}, "data.train='a': must be a list"),
     ({"data": {"fields": ["a"]}}, r"data.fields=\['a'\]: must have 2 items"),
+    (
+        {"data": {"weights": [1.0, 1.0]}},
+        r"data.weights=\(1.0, 1.0\): must be 1, one for each data.",
+    ),
+    ({"data": {"weights": []}}, r"data.weights=\(\): must be 1, one for each data.train"),
+    ({"data": {"weights": [0.0]}}, r"data.weights=\(0.0,\): must be at least 0, and one of them"),
+    (
+        {"data": {"train": ["a", "b"], "weights": [-1.0, 2.0]}},
+        r"data.weights=\(-1.0, 2.0\): must be at least 0, and one of them above 0",
+    ),
+    (
+        {"data": {"weights": [1.0], "temperature": 2.0}},
+        "data.temperature=2.0: must be None where data.weights is set",
+    ),
+    ({"data": {"temperature": 0.0}}, "data.temperature=0.0: must be above 0"),
     ({"optimizer": {"warmup": 0}}, "optimizer.warmup=0: must be above 0"),
     ({"train": {}}, "train.steps=None: set train.steps, train.epochs or train.minutes"),
     ({"decode": {"beam": 0}}, "decode.beam=0: must be above 0"),

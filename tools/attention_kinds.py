@@ -135,7 +135,7 @@ def speed(setup: Setup, configs: dict[str, Config], batch: Batch) -> dict[str, f
 
 def fullest_batch(setup: Setup) -> Batch:
     """Returns the batch with the most target tokens among the first 16 of training."""
-    first = (batch for _, batch in itertools.islice(setup.loader.batches(), 16))
+    first = (batch for _, batch, _ in itertools.islice(setup.loader.batches(), 16))
     return max(first, key=lambda batch: np.count_nonzero(batch.target_out != PAD))
 
 

@@ -335,6 +335,13 @@ class DataConfig(_Section):
     """Corpora to train on."""
     dev: tuple[str, ...] = ("grammar",)
     """Development corpora; the score on the first one selects the best checkpoint."""
+    weights: tuple[float, ...] | None = None
+    """Weight of each corpus to train on: the fraction of all pairs that are drawn from it. Small
+    corpora are repeated and large ones used in part in an epoch, which has as many pairs as all of
+    them. None: each pair once an epoch."""
+    temperature: float | None = None
+    """In place of weights: a corpus of N pairs is drawn in proportion to N^(1 / temperature). 1: as
+    often as it has pairs; larger: small corpora more often."""
     fields: tuple[str, str] = ("source", "target")
     """Names of the source and the target field of a JSONL line."""
     max_ratio: float = 9.0
@@ -355,9 +362,20 @@ class DataConfig(_Section):
 
     def _validate(self) -> None:
         self._require(len(self.train) > 0, "train", "at least one corpus")
+        self._validate_mixing()
         self._require(all(self.fields), "fields", "two names")
         self._require(self.max_ratio >= 1, "max_ratio", "at least 1")
         self._require_positive("batch_tokens", "shapes", "packed_length", "workers")
+
+    def _validate_mixing(self) -> None:
+        self._require_positive("temperature")
+        if self.weights is None:
+            return
+        self._require(self.temperature is None, "temperature", "None where data.weights is set")
+        count = len(self.train)
+        self._require(len(self.weights) == count, "weights", f"{count}, one for each data.train")
+        positive = min(self.weights) >= 0 and max(self.weights) > 0
+        self._require(positive, "weights", "at least 0, and one of them above 0")
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from transformer_jax.data.buckets import Shape, batches_by_length, choose_shapes
+from transformer_jax.data.lengths import Lengths
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 40])
 def test_shapes_waste_the_least(count: int) -> None:
     rng = np.random.default_rng(count)
     lengths = (2 + rng.poisson(4, (200, 2)) + rng.integers(0, 3, (200, 1))).astype(np.int32)
-    shapes = choose_shapes(lengths, 1000, count)
+    shapes = choose_shapes(Lengths.of(lengths), 1000, count)
     longer = lengths.max(axis=1)
 
     def slots(bounds: tuple[int, ...]) -> int:
@@ -29,8 +30,8 @@ def test_shapes_waste_the_least(count: int) -> None:
 
 def test_shapes_are_as_narrow_as_their_pairs_and_nested() -> None:
     lengths = np.array([[2, 3], [3, 2], [9, 5], [4, 10]] * 9, np.int32)
-    assert choose_shapes(lengths, 100, 2) == (Shape(32, 3, 3), Shape(8, 9, 10))
-    assert choose_shapes(lengths, 100, 1) == (Shape(8, 9, 10),)
+    assert choose_shapes(Lengths.of(lengths), 100, 2) == (Shape(32, 3, 3), Shape(8, 9, 10))
+    assert choose_shapes(Lengths.of(lengths), 100, 1) == (Shape(8, 9, 10),)
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -39,8 +40,8 @@ def test_a_batch_must_hold_its_longest_pairs(side: int) -> None:
     lengths[1, side] = 40
     said = r"data\.batch_tokens=319: must be at least 320 to hold 8 sentences of 40 tokens"
     with pytest.raises(ValueError, match=said):
-        choose_shapes(lengths, 319, 4)
-    assert choose_shapes(lengths, 320, 4)[-1].rows == 8
+        choose_shapes(Lengths.of(lengths), 319, 4)
+    assert choose_shapes(Lengths.of(lengths), 320, 4)[-1].rows == 8
 
 
 def test_sentences_are_batched_by_length() -> None:

@@ -19,8 +19,9 @@ from common import normalized
 from corpus_files import MALFORMED, PAIRS, text_pair, write
 
 from transformer_jax.config import DataConfig, TokenizerConfig
-from transformer_jax.data import dataset
-from transformer_jax.data.dataset import Examples, Ragged, Report
+from transformer_jax.data import dataset, entry
+from transformer_jax.data.dataset import Examples, Report
+from transformer_jax.data.ragged import Ragged
 from transformer_jax.special_ids import EOS
 from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpus
@@ -79,7 +80,11 @@ def test_ids_are_those_of_the_tokenizer(tmp_path: Path, monkeypatch: pytest.Monk
     wanted = encoded([*pairs, ("x", "y")])
     assert ids(examples) == wanted
     assert examples.report == Report(9, 0, 0, 0)
-    assert examples.lengths.tolist() == [[len(source), len(target)] for source, target in wanted]
+    lengths = [[len(source), len(target)] for source, target in wanted]
+    assert examples.lengths_of(np.arange(9)).tolist() == lengths
+    assert examples.lengths.longest().tolist() == np.max(lengths, axis=0).tolist()
+    assert examples.lengths.counts.tolist() == np.bincount(np.max(lengths, axis=1)).tolist()
+    assert examples.sizes == (8, 1)
     assert ids(examples.take(np.array([8, 0, 8]))) == [wanted[8], wanted[0], wanted[8]]
 
 
@@ -114,7 +119,7 @@ def test_sampled_subwords_are_a_function_of_seed_epoch_and_pair(tmp_path: Path) 
     far = np.array([99, 99])
 
     def sample(rows: Sequence[int], seed: int = 0, epoch: int = 0) -> list[Any]:
-        return ids(examples.sample(np.array(rows), 0.5, seed, epoch, far))
+        return ids(examples.sample(np.array(rows), 0.5, seed, np.full(len(rows), epoch), far))
 
     every = sample(range(40))
     assert sample([7, 3, 39]) == [every[7], every[3], every[39]]
@@ -128,11 +133,11 @@ def test_sampled_subwords_are_a_function_of_seed_epoch_and_pair(tmp_path: Path) 
 def test_a_sample_beyond_the_limits_is_the_pair_itself(tmp_path: Path) -> None:
     pairs = [(f"the {i} dogs of number", "rebmun fo") for i in range(40)]
     examples = tokenize(tmp_path, text_pair(tmp_path, pairs))
-    every = ids(examples.sample(np.arange(40), 0.5, 0, 0, np.array([99, 99])))
+    every = ids(examples.sample(np.arange(40), 0.5, 0, np.zeros(40, int), np.array([99, 99])))
     for side in (0, 1):
         limits = np.array([99, 99])
         limits[side] = int(np.median([len(pair[side]) for pair in every]))
-        limited = ids(examples.sample(np.arange(40), 0.5, 0, 0, limits))
+        limited = ids(examples.sample(np.arange(40), 0.5, 0, np.zeros(40, int), limits))
         wanted = [
             new if len(new[side]) <= limits[side] else old
             for new, old in zip(every, ids(examples), strict=True)
@@ -223,7 +228,7 @@ def test_the_cache_is_in_the_users_folder(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(list((tmp_path / "home/.cache/transformer_jax/corpora").iterdir())) == 1
 
 
-@pytest.mark.parametrize("file", ["source.ids", "target.offsets", "report.json"])
+@pytest.mark.parametrize("file", ["source.ids", "target.offsets", "blocks", "report.json"])
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
 def test_a_damaged_entry_is_made_anew(tmp_path: Path, file: str, damage: str) -> None:
     name = text_pair(tmp_path, PAIRS)
@@ -232,7 +237,9 @@ def test_a_damaged_entry_is_made_anew(tmp_path: Path, file: str, damage: str) ->
     raw = path.read_bytes()
     path.unlink()
     if damage != "gone":
-        path.write_bytes(raw[:-4] if damage == "cut" else bytes([raw[0] ^ 1]) + raw[1:])
+        at = raw.find(b"kept") + 8 if file == "report.json" else 0
+        flipped = bytes([raw[at] ^ 1])
+        path.write_bytes(raw[:-4] if damage == "cut" else raw[:at] + flipped + raw[at + 1 :])
     assert ids(tokenize(tmp_path, name)) == wanted
     assert path.read_bytes() == raw
     assert len(list(tmp_path.glob("cache/*"))) == 1
@@ -277,8 +284,8 @@ def test_waiting_goes_on_while_process_0_writes(
     monkeypatch.setattr(dataset, "_PATIENCE", 0.8)
     name = text_pair(tmp_path, PAIRS)
     tokenize(tmp_path / "elsewhere", name)
-    entry = next(tmp_path.glob("elsewhere/cache/*")).name
-    writing = tmp_path / "cache" / f"{entry}.x"
+    made = next(tmp_path.glob("elsewhere/cache/*")).name
+    writing = tmp_path / "cache" / f"{made}.x"
     writing.mkdir(parents=True)
     found: list[Examples] = []
     waiting = threading.Thread(
@@ -296,19 +303,18 @@ def test_waiting_goes_on_while_process_0_writes(
 
 def test_two_runs_may_build_the_same_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = text_pair(tmp_path, PAIRS)
-    write_files = dataset._write_files
+    write_files = entry._write_files
     inner: list[Examples] = []
-
-    def overtaken(folder: Path, chunks: Any) -> Report:
-        monkeypatch.setattr(dataset, "_write_files", write_files)
-        inner.append(tokenize(tmp_path, name))
-        inode = next(tmp_path.glob("cache/*/report.json")).stat().st_ino
-        report = write_files(folder, chunks)
-        inodes.append(inode)
-        return report
-
     inodes: list[int] = []
-    monkeypatch.setattr(dataset, "_write_files", overtaken)
+
+    def overtaken(folder: Path, fill: Any) -> Any:
+        monkeypatch.setattr(entry, "_write_files", write_files)
+        inner.append(tokenize(tmp_path, name))
+        found = (path for path in tmp_path.glob("cache/*/report.json") if path.parent != folder)
+        inodes.append(next(found).stat().st_ino)
+        return write_files(folder, fill)
+
+    monkeypatch.setattr(entry, "_write_files", overtaken)
     outer = tokenize(tmp_path, name)
     assert ids(outer) == ids(inner[0])
     left = list(tmp_path.glob("cache/*"))
@@ -342,7 +348,7 @@ def test_a_cache_that_is_no_folder_is_named(tmp_path: Path) -> None:
 def test_examples_are_memory_mapped(tmp_path: Path) -> None:
     examples = tokenize(tmp_path, text_pair(tmp_path, PAIRS))
     assert examples.source.ids.dtype == np.int32
-    assert isinstance(examples.source.ids.base, np.memmap)
+    assert isinstance(getattr(examples.source.ids.base, "base", None), np.memmap)
     assert not examples.source.ids.flags.writeable
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import threading
@@ -19,8 +20,9 @@ import pytest
 from transformer_jax.config import DataConfig, TokenizerConfig
 from transformer_jax.data import loader as data
 from transformer_jax.data.buckets import Shape
-from transformer_jax.data.dataset import Examples, Ragged, Report, tokenize
+from transformer_jax.data.dataset import Examples, Report, tokenize
 from transformer_jax.data.loader import Loader, evaluation_batches
+from transformer_jax.data.ragged import Ragged
 from transformer_jax.special_ids import BOS, EOS, PAD
 from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpus
@@ -109,13 +111,13 @@ def pairs_of(examples: Examples) -> Rows:
 
 
 def take(loader: Loader, count: int, position: int = 0) -> list[tuple[int, Batch]]:
-    return list(itertools.islice(loader.batches(position), count))
+    return [(after, batch) for after, batch, _ in itertools.islice(loader.batches(position), count)]
 
 
 def epoch_of(loader: Loader, position: int = 0) -> list[tuple[int, Batch]]:
     """The rest of the epoch that `position` is in."""
     found = []
-    for after, batch in loader.batches(position):
+    for after, batch, _ in loader.batches(position):
         found.append((after, batch))
         if loader.epoch(after) > loader.epoch(position):
             return found
@@ -149,11 +151,12 @@ LAYOUTS = [{}, {"packing": True}, {"shapes": 1}, {"batch_tokens": 5000}]
 
 @pytest.mark.parametrize("changes", LAYOUTS)
 @pytest.mark.parametrize("window", [65_536, 70])
+@pytest.mark.parametrize("order", [1, 2])
 def test_every_pair_once_an_epoch(
-    changes: dict[str, Any], window: int, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], window: int, order: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data, "CHUNK", window)
-    loader = Loader(examples(), config(**changes), 3)
+    loader = Loader(examples(), config(**changes), 3, order=order)
     wanted = Counter(pairs_of(examples()))
     position, orders = 0, []
     for epoch in range(3):
@@ -175,6 +178,35 @@ def test_every_pair_once_an_epoch(
         )
     else:
         assert abs(loader.batches_per_epoch - len(epoch_of(loader))) <= 5
+
+
+@pytest.mark.parametrize("changes", LAYOUTS[:2])
+@pytest.mark.parametrize("sampling", [0.0, 0.3])
+def test_batches_of_mixed_corpora_are_counted(
+    changes: dict[str, Any], sampling: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "CHUNK", 25)
+    mixed = dataclasses.replace(text_examples(), sizes=(50, 10))
+    decode = tokenizers().source.decode
+    large = {decode(pair[0]) for pair in pairs_of(text_examples())[:50]}
+    names = {"train": ("large.tsv", "small.tsv"), "weights": (1.0, 1.0)}
+
+    def make() -> Loader:
+        return Loader(mixed, config(**changes, **names), 0, sampling=sampling)
+
+    found = list(itertools.islice(make().batches(), 30))
+    for _, batch, drawn in found:
+        texts = [decode(source) for source, _ in pairs_in(batch)]
+        assert drawn == (sum(text in large for text in texts), sum(t not in large for t in texts))
+    total = np.sum([drawn for *_, drawn in found], axis=0)
+    assert abs(total[0] - total[1]) <= 0.1 * total.sum()
+    if sampling:  # a pair has other subwords whenever it is drawn, also within an epoch
+        sources = [s for _, batch, _ in found for s, _ in pairs_in(batch) if decode(s) not in large]
+        assert len({*sources}) > 1.3 * 10 * total.sum() / len(mixed)
+    for done in (1, 7, 20):
+        again = list(itertools.islice(make().batches(found[done - 1].after), 5))
+        assert [item.drawn for item in again] == [item.drawn for item in found[done : done + 5]]
+        assert same([item[:2] for item in again], [item[:2] for item in found[done : done + 5]])
 
 
 def test_pairs_go_into_the_smallest_shape_or_fill_the_next() -> None:
@@ -222,7 +254,7 @@ def test_resuming_reads_one_window(monkeypatch: pytest.MonkeyPatch) -> None:
         Loader, "_read", lambda self, counter: windows.append(counter) or read(self, counter)
     )
     batches = loader.batches((7 * 5 + 3) << 20 | 1)
-    position, _ = next(batches)
+    position, *_ = next(batches)
     assert position == (7 * 5 + 3) << 20 | 2
     batches.close()  # pyright: ignore
     assert {*windows} <= {38, 39}
@@ -273,7 +305,7 @@ def test_processes_share_the_sampling(
     sample = Examples.sample
 
     def count(self: Examples, pairs: np.ndarray, *others: Any) -> Examples:
-        sampled.update((others[2], pair) for pair in pairs.tolist())
+        sampled.update(zip(others[2].tolist(), pairs.tolist(), strict=True))
         return sample(self, pairs, *others)
 
     monkeypatch.setattr(Examples, "sample", count)
@@ -369,7 +401,7 @@ def test_sampled_lengths_choose_the_shapes() -> None:
     assert sampled.shapes[-1] == plain.shapes[-1]
     assert sampled.shapes != plain.shapes
     lengths = np.array([len(s) for _, b in epoch_of(sampled) for s, _ in pairs_in(b)])
-    assert lengths.mean() > plain.examples.lengths[:, 0].mean() + 1
+    assert lengths.mean() > plain.examples.source.lengths().mean() + 1
 
 
 def test_evaluation_has_every_pair_once_whatever_the_budget() -> None:

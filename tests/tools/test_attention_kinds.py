@@ -87,7 +87,7 @@ def test_speed_is_of_all_kinds_on_the_same_batch(
     run = runs["hard"]
     setup = prepare(run.config, run)
     batch = attention_kinds.fullest_batch(setup)
-    _, first = next(setup.loader.batches())
+    _, first, _ = next(setup.loader.batches())
     assert np.count_nonzero(batch.target_out != PAD) >= np.count_nonzero(first.target_out != PAD)
     configs = {label: run.config for label, run in runs.items()}
     speeds = attention_kinds.speed(setup, configs, batch)

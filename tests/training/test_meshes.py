@@ -61,7 +61,7 @@ def test_a_run_goes_on_with_other_devices(
     np.testing.assert_allclose(*losses, rtol=1e-5)
     monkeypatch.undo()
     batches = itertools.islice(setup.prepare(tiny_config).loader.batches(0), 12)
-    assert consumed == [sorted(sources(batch)) for _, batch in batches]
+    assert consumed == [sorted(sources(batch)) for _, batch, _ in batches]
 
 
 def test_translations_do_not_depend_on_the_mesh(finished: Run) -> None:

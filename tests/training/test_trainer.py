@@ -153,6 +153,27 @@ def test_so_is_one_of_packed_rows_in_pieces(tiny_config: Config, tmp_path: Path)
 
 
 @pytest.mark.long
+def test_mixed_corpora_are_shown_and_resumed(tiny_config: Config, tmp_path: Path) -> None:
+    """Stopped at step 3, between two records, and at step 9."""
+    names = tuple(write_pairs(tmp_path, name, count, 3) for name, count in (("a", 90), ("b", 9)))
+    options = replace(tiny_config.data, train=names, weights=(2.0, 1.0), dev=())
+    config = replace(tiny_config, data=options, train=replace(tiny_config.train, log_every=4))
+    shown: list[dict[str, Any]] = []
+    whole = train(config, tmp_path / "whole", reporters=[shown.append])
+    texts = [record.get("text", "") for record in shown]
+    assert f"corpus {names[1]}: 9 pairs, 33.3% of those drawn, each 3.67 times an epoch" in texts
+    found = records(whole)
+    assert all(record["pairs"].keys() == {*names} for record in found)
+    large, small = np.sum([[*record["pairs"].values()] for record in found], axis=0)
+    assert 0.28 < small / (large + small) < 0.38
+    for steps in (3, 9, 12):
+        again = replace(config, train=replace(config.train, steps=steps))
+        made = train(again, tmp_path / "again")
+    assert records(made) == found
+    assert same(made, whole, 12)
+
+
+@pytest.mark.long
 def test_more_steps_go_on_where_the_run_ended(
     tiny_config: Config, tmp_path: Path, finished: run.Run
 ) -> None:

@@ -15,6 +15,7 @@ from transformer_jax.cli.commands import Inspect
 from transformer_jax.cli.common import register_kinds
 from transformer_jax.config import DATA_PARALLEL, Config, to_json
 from transformer_jax.data.buckets import Shape
+from transformer_jax.data.order import LATEST, describe_mixture
 from transformer_jax.errors import UserError
 from transformer_jax.models.make import count_parameters
 from transformer_jax.parallel.mesh import describe, topology_devices
@@ -49,10 +50,13 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
         steps = checkpoint.steps(known.checkpoints)
         print(f"checkpoints {', '.join(map(str, steps)) or 'none'}")
         _print_sizes(config, known.tokenizers)
-    setup = prepare(replace(config, mesh=DATA_PARALLEL), known)
+    order = LATEST if known is None else known.order
+    setup = prepare(replace(config, mesh=DATA_PARALLEL), known, order=order)
     if known is None:
         _print_sizes(config, setup.tokenizers)
     print(f"corpus      {setup.examples.report}")
+    for line in describe_mixture(setup.examples.sizes, config.data):
+        print(f"            {printable(line)}")
     for name, dev in setup.dev.items():
         print(f"            {printable(name)}: {dev.examples.report}")
     loader = setup.loader

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from transformer_jax.data.lengths import Lengths
 from transformer_jax.errors import UserError
 
 ROWS_MULTIPLE = 8
@@ -42,9 +43,7 @@ class Plan(NamedTuple):
     segments: Int[np.ndarray, " Q"]  # the pair's number in its row, from 1
 
 
-def choose_shapes(
-    lengths: Int[np.ndarray, "P 2"], batch_tokens: int, count: int
-) -> tuple[Shape, ...]:
+def choose_shapes(lengths: Lengths, batch_tokens: int, count: int) -> tuple[Shape, ...]:
     """Returns at most `count` shapes for pairs of these lengths, chosen for the least padding.
 
     Each shape is at least as wide as the one before it. Buckets are intervals of the longer side's
@@ -54,15 +53,14 @@ def choose_shapes(
 
     UserError: `batch_tokens` cannot hold the longest pair.
     """
-    longer = lengths.max(axis=1)
-    longest = int(longer.max())
+    longest = len(lengths.counts) - 1
     if ROWS_MULTIPLE * longest > batch_tokens:
         raise UserError(
             f"data.batch_tokens={batch_tokens}: must be at least {ROWS_MULTIPLE * longest} to hold"
             f" {ROWS_MULTIPLE} sentences of {longest} tokens, the longest here"
         )
-    bounds = _best_bounds(np.bincount(longer), count)
-    widths = np.stack([lengths[longer <= bound].max(axis=0) for bound in bounds])
+    bounds = _best_bounds(lengths.counts, count)
+    widths = np.maximum.accumulate(lengths.widest)[bounds]
     return tuple(
         Shape(batch_tokens // max(s, t) // ROWS_MULTIPLE * ROWS_MULTIPLE, s, t)
         for s, t in widths.tolist()

@@ -26,5 +26,11 @@ def writing_to_cache(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(
             f"data.cache: {error.strerror} while writing to {folder}; must be a folder with"
-            " enough space"
+            " enough space that you can write to"
         ) from error
+
+
+def share(path: Path, cache: Path) -> None:
+    """Lets all who may read the cache read a file or a folder in it, whatever the umask."""
+    mode = 0o755 if path.is_dir() else 0o644
+    path.chmod((cache.stat().st_mode | 0o700) & mode)

@@ -1,18 +1,17 @@
 """Makes batches of ids, with a position that training can resume from.
 
-The pairs of an epoch are shuffled by (seed, epoch) and cut into chunks of 65,536 pairs. Each chunk
-is planned on its own, from its own lengths. The position in the data is one integer,
+The pairs of an epoch are shuffled (see order.py) and cut into chunks of 65,536 pairs. Each chunk is
+planned on its own, from its own lengths. The position in the data is one integer,
 `chunk << 20 | batch in the chunk`, where chunks are counted over all epochs.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import partial
 from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -20,17 +19,27 @@ from jaxtyping import Int, Int32
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data.buckets import ROWS_MULTIPLE, Plan, Shape, choose_shapes, group
-from transformer_jax.data.dataset import Examples, Ragged
+from transformer_jax.data.dataset import Examples
+from transformer_jax.data.lengths import Lengths
+from transformer_jax.data.order import LATEST, batch_order, make_order
 from transformer_jax.data.packing import pack, packed_shape
+from transformer_jax.data.ragged import Ragged
 from transformer_jax.special_ids import BOS, PAD
 from transformer_jax.types import Batch
 
 CHUNK = 65_536
 """The number of pairs that are planned together."""
 _BITS = 20
-_EPOCH, _BATCHES = 1, 2  # what is shuffled: part of the key of a random order
 
 Item = TypeVar("Item")
+
+
+class Loaded(NamedTuple):
+    """A batch, or this process's part of it."""
+
+    after: int  # position of the next batch
+    batch: Batch
+    drawn: tuple[int, ...]  # pairs of the whole batch from each corpus
 
 
 class _Read(NamedTuple):
@@ -39,16 +48,26 @@ class _Read(NamedTuple):
     chunk: int
     examples: Examples
     pairs: Int[np.ndarray, " Q"]  # indices in `examples`
+    corpora: Int[np.ndarray, " P"]  # of all pairs of the chunk
+
+
+class _Planned(NamedTuple):
+    """A chunk that is ready for its batches to be made."""
+
+    examples: Examples  # this process's pairs
+    plans: list[Plan]  # this process's part of the batches
+    drawn: list[tuple[int, ...]]  # as in `Loaded`
 
 
 class Loader:
     """Endless training batches: a function of (examples, config, seed) and the position.
 
-    sampling: as in `TokenizerConfig`; 0 disables it. devices: empty rows are added up to a multiple
-    of it. parts: (own, count); the rows of a batch are split into `count` parts, of which this
-    process makes those with the indices `own`, in ascending order. share: (index, count); each
-    process samples its slice of the pairs of a chunk. gather: returns the arrays of all these
-    processes, one after the other; is called in the thread that takes batches.
+    sampling: as in `TokenizerConfig`; 0 disables it. order: version of the order of the pairs.
+    devices: empty rows are added up to a multiple of it. parts: (own, count); the rows of a batch
+    are split into `count` parts, of which this process makes those with the indices `own`, in
+    ascending order. share: (index, count); each process samples its slice of the pairs of a chunk.
+    gather: returns the arrays of all these processes, one after the other; is called in the thread
+    that takes batches.
     UserError: `config.batch_tokens` or `config.packed_length` cannot hold the longest pair.
     """
 
@@ -59,6 +78,7 @@ class Loader:
         seed: int,
         *,
         sampling: float = 0.0,
+        order: int = LATEST,
         decoder_start_id: int = BOS,
         devices: int = 1,
         parts: tuple[Sequence[int], int] = ((0,), 1),
@@ -68,42 +88,45 @@ class Loader:
         self.examples, self.seed, self.sampling = examples, seed, sampling
         self.packing, self.devices, self._parts = config.packing, devices, parts
         self._share, self._gather = share, gather
-        self.chunks = -(-len(examples) // CHUNK)  # in an epoch
-        lengths = examples.lengths
-        self._limits = lengths.max(axis=0)
+        self._order = make_order(examples.sizes or [len(examples)], config, seed, order)
+        self._ends = np.cumsum(examples.sizes)  # of the corpora
+        self.chunks = -(-self._order.epoch // CHUNK)  # in an epoch
+        self._limits = examples.lengths.longest()
         self._make_batch = partial(
             make_batch, packed=config.packing, decoder_start_id=decoder_start_id
         )
         first = self._exchanged(self._read(0))
         first_lengths = first.examples.lengths_of(first.pairs)
+        lengths = examples.lengths
         if sampling:
             # The first chunk stands for all; the longest pair must fit with its own ids.
-            lengths = np.concatenate([first_lengths, self._limits[None]])
+            lengths = Lengths.of(np.concatenate([first_lengths, self._limits[None]]))
         if config.packing:
-            self.shapes = (packed_shape(lengths, config.batch_tokens, config.packed_length),)
+            longest = int(self._limits.max())
+            self.shapes = (packed_shape(longest, config.batch_tokens, config.packed_length),)
         else:
             self.shapes = choose_shapes(lengths, config.batch_tokens, config.shapes)
         plans = self._plan(first_lengths, 0)
         slots = sum(plan.shape.rows * (plan.shape.source + plan.shape.target) for plan in plans)
         self.non_padding_fraction = float(first_lengths.sum()) / slots
         """The fraction of slots that hold tokens, over both sides, in the first chunk."""
-        self.batches_per_epoch = -(-len(plans) * len(examples) // len(first_lengths))
+        self.batches_per_epoch = -(-len(plans) * self._order.epoch // len(first_lengths))
         """The number of batches in an epoch, estimated from the first chunk. Exact where an epoch
         is one chunk and nothing is sampled."""
         self._first = self._own(first, plans)
 
-    def batches(self, position: int = 0) -> Generator[tuple[int, Batch], None, None]:
-        """Yields (position of the next batch, batch) from `position` on, without end.
+    def batches(self, position: int = 0) -> Generator[Loaded, None, None]:
+        """Yields the batches from `position` on, without end.
 
         Background threads read and sample the next chunk while the batches of this one are used,
         and make two batches ahead. They end when the generator is closed.
         """
         chunk, start = position >> _BITS, position & ((1 << _BITS) - 1)
-        for examples, plans in self._chunks(chunk):
+        for examples, plans, drawn in self._chunks(chunk):
             batches = prefetch(map(partial(self._make_batch, examples), plans[start:]))
             for i, batch in enumerate(batches, start + 1):
                 after = chunk << _BITS | i if i < len(plans) else (chunk + 1) << _BITS
-                yield after, batch
+                yield Loaded(after, batch, drawn[i - 1])
             chunk, start = chunk + 1, 0
 
     def full_shapes(self) -> list[Shape]:
@@ -119,7 +142,7 @@ class Loader:
         epoch, chunk = divmod(position >> _BITS, self.chunks)
         return f"epoch {epoch}, chunk {chunk}, batch {position & ((1 << _BITS) - 1)}"
 
-    def _chunks(self, chunk: int) -> Iterator[tuple[Examples, list[Plan]]]:
+    def _chunks(self, chunk: int) -> Iterator[_Planned]:
         """Yields this process's pairs and batches of each chunk from `chunk` on."""
         # The loader keeps the first chunk.
         read = (self._read(number) if number else None for number in itertools.count(chunk))
@@ -130,14 +153,14 @@ class Loader:
     def _read(self, chunk: int) -> _Read:
         """Returns what this process reads of a chunk."""
         epoch, index = divmod(chunk, self.chunks)
-        order = _epoch_order(len(self.examples), self.seed, epoch)
-        pairs = order[index * CHUNK : (index + 1) * CHUNK]
+        bounds = (min(i * CHUNK, self._order.epoch) for i in (index, index + 1))
+        drawn = self._order.draw(chunk, *(epoch * self._order.epoch + bound for bound in bounds))
+        corpora = np.searchsorted(self._ends, drawn.pairs, side="right")
         if not self.sampling:
-            return _Read(chunk, self.examples, pairs)
-        index, count = self._share
-        pairs = np.array_split(pairs, count)[index]
-        sampled = self.examples.sample(pairs, self.sampling, self.seed, epoch, self._limits)
-        return _Read(chunk, sampled, np.arange(len(pairs)))
+            return _Read(chunk, self.examples, drawn.pairs, corpora)
+        pairs, passes = (np.array_split(each, self._share[1])[self._share[0]] for each in drawn)
+        sampled = self.examples.sample(pairs, self.sampling, self.seed, passes, self._limits)
+        return _Read(chunk, sampled, np.arange(len(pairs)), corpora)
 
     def _exchanged(self, read: _Read) -> _Read:
         """Returns the whole chunk.
@@ -151,10 +174,10 @@ class Loader:
             Ragged.of_lengths(self._gather(side.ids), self._gather(side.lengths()))
             for side in (read.examples.source, read.examples.target)
         )
-        examples = dataclasses.replace(self.examples, source=source, target=target)
-        return _Read(read.chunk, examples, np.arange(len(examples)))
+        examples = read.examples.with_ids(source, target)
+        return read._replace(examples=examples, pairs=np.arange(len(examples)))
 
-    def _planned(self, read: _Read | None) -> tuple[Examples, list[Plan]]:
+    def _planned(self, read: _Read | None) -> _Planned:
         """Returns this process's pairs and batches of a chunk; None: the first one."""
         if read is None:
             return self._first
@@ -164,17 +187,21 @@ class Loader:
     def _plan(self, lengths: Int[np.ndarray, "P 2"], chunk: int) -> list[Plan]:
         """Returns the batches of a chunk in the order of their use, which is random."""
         plans = pack(lengths, self.shapes[0]) if self.packing else group(lengths, self.shapes)
-        return [plans[i] for i in _random_order(len(plans), self.seed, _BATCHES, chunk)]
+        return [plans[i] for i in batch_order(len(plans), self.seed, chunk)]
 
-    def _own(self, whole: _Read, plans: list[Plan]) -> tuple[Examples, list[Plan]]:
+    def _own(self, whole: _Read, plans: list[Plan]) -> _Planned:
         """Returns the pairs in this process's rows, in memory, and its part of the batches."""
+        count = max(len(self._ends), 1)
+        drawn = [np.bincount(whole.corpora[plan.pairs], minlength=count) for plan in plans]
         plans = [take_rows(plan, self.devices, self._parts) for plan in plans]
         pairs = np.concatenate([plan.pairs for plan in plans])
         ends = np.cumsum([len(plan.pairs) for plan in plans]).tolist()
-        return whole.examples.take(whole.pairs[pairs]), [
+        plans = [
             plan._replace(pairs=np.arange(end - len(plan.pairs), end))
             for plan, end in zip(plans, ends, strict=True)
         ]
+        examples = whole.examples.take(whole.pairs[pairs])
+        return _Planned(examples, plans, [tuple(each.tolist()) for each in drawn])
 
 
 def evaluation_batches(
@@ -190,9 +217,9 @@ def evaluation_batches(
     The shapes are chosen for these examples. Batches exceed `config.batch_tokens` where the longest
     pairs would not fit otherwise.
     """
-    lengths = examples.lengths
-    batch_tokens = max(config.batch_tokens, ROWS_MULTIPLE * int(lengths.max()))
-    for plan in group(lengths, choose_shapes(lengths, batch_tokens, config.shapes)):
+    batch_tokens = max(config.batch_tokens, ROWS_MULTIPLE * int(examples.lengths.longest().max()))
+    shapes = choose_shapes(examples.lengths, batch_tokens, config.shapes)
+    for plan in group(examples.lengths_of(np.arange(len(examples))), shapes):
         own = take_rows(plan, devices, parts)
         yield make_batch(examples, own, packed=False, decoder_start_id=decoder_start_id)
 
@@ -285,14 +312,3 @@ def _scatter(
 def _positions(sentences: Ragged) -> Int[np.ndarray, " N"]:
     """Returns the position of each token in its sentence, from 0."""
     return np.arange(len(sentences.ids)) - np.repeat(sentences.offsets[:-1], sentences.lengths())
-
-
-@lru_cache(maxsize=1)
-def _epoch_order(count: int, seed: int, epoch: int) -> Int[np.ndarray, " P"]:
-    return _random_order(count, seed, _EPOCH, epoch)
-
-
-def _random_order(count: int, *key: int) -> Int[np.ndarray, " P"]:
-    """Returns a random permutation that is the same function of `key` in every NumPy version."""
-    words = np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
-    return np.argsort(words, kind="stable")

@@ -9,12 +9,12 @@ from transformer_jax.data.buckets import ROWS_MULTIPLE, Plan, Shape
 from transformer_jax.errors import UserError
 
 
-def packed_shape(lengths: Int[np.ndarray, "P 2"], batch_tokens: int, width: int) -> Shape:
+def packed_shape(longest: int, batch_tokens: int, width: int) -> Shape:
     """Returns the one shape of packed batches, of at most `batch_tokens` slots on each side.
 
-    UserError: `width` cannot hold the longest sentence, or `batch_tokens` the fewest rows.
+    longest: the number of tokens of the longest sentence. UserError: `width` cannot hold it, or
+    `batch_tokens` the fewest rows.
     """
-    longest = int(lengths.max())
     if longest > width:
         raise UserError(
             f"data.packed_length={width}: must be at least {longest}, the longest sentence here"

@@ -7,13 +7,14 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
 import sentencepiece
 
 from transformer_jax.config import Config
-from transformer_jax.data.cache import cache_of, writing_to_cache
+from transformer_jax.data.cache import cache_of, share, writing_to_cache
 from transformer_jax.files import write_whole
 from transformer_jax.json_text import parse_json
 from transformer_jax.text import tokenizer
@@ -56,6 +57,8 @@ def _write(entry: Path, tokenizers: Tokenizers) -> None:
     ]
     with writing_to_cache(entry.parent), write_whole(entry) as file:
         json.dump(models, file)
+    with suppress(OSError):  # it belongs to another user, who has just written the same
+        share(entry, entry.parent)
 
 
 def _read(entry: Path) -> Tokenizers | None:

@@ -53,7 +53,12 @@ class Run:
     folder: AnyPath
     config: Config
     tokenizers: Tokenizers
-    provenance: dict[str, Any]  # versions of the software, digests of the data
+    provenance: dict[str, Any]  # versions of software and of the order, digests of the data
+
+    @property
+    def order(self) -> int:
+        """The version of the order in which training draws pairs; 1 in runs that store none."""
+        return self.provenance.get("order", 1)
 
     @property
     def checkpoints(self) -> AnyPath:

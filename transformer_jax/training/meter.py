@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -29,6 +29,7 @@ class Sums:
     metrics: dict[str, float] = field(default_factory=dict)
     skipped: int = 0  # steps of the run that have not updated
     skipped_in_row: int = 0  # the last of them
+    drawn: list[int] = field(default_factory=list)  # pairs from each corpus
 
 
 class Meter:
@@ -57,7 +58,7 @@ class Meter:
         self._began, self._earlier, self._first_share = time.monotonic(), seconds, share
         self._compiling = 0.0  # seconds, in this process
         self._compiled: set[tuple[int, ...]] = set()
-        self._pending: tuple[int, Metrics, Batch, str, float] | None = None
+        self._pending: tuple[int, Metrics, Batch, str, float, Sequence[int]] | None = None
         self._since, self._sums = time.monotonic(), sums
 
     def sums(self) -> Sums:
@@ -91,23 +92,31 @@ class Meter:
             self._compiling += time.monotonic() - began
 
     def add(
-        self, step: int, metrics: Metrics, batch: Batch, where: str = "", ideal: float = 0.0
+        self,
+        step: int,
+        metrics: Metrics,
+        batch: Batch,
+        where: str = "",
+        ideal: float = 0.0,
+        drawn: Sequence[int] = (),
     ) -> None:
         """Settles the previous step, and keeps the metrics of the one just dispatched.
 
         where: place of the batch in the data, for messages. ideal: seconds that the step's products
-        take at the peak of the devices; 0: not known.
+        take at the peak of the devices; 0: not known. drawn: number of pairs from each corpus.
         """
         self.settle()
-        self._pending = step, metrics, batch, where, ideal
+        self._pending = step, metrics, batch, where, ideal, drawn
 
     def settle(self) -> None:
         """Waits for the last step and adds its metrics. UserError: training has diverged."""
         if self._pending is None:
             return
-        (step, metrics, batch, where, ideal), self._pending = self._pending, None
+        (step, metrics, batch, where, ideal, drawn), self._pending = self._pending, None
         # Waiting can be interrupted; fetching cannot.
         values = {k: float(v) for k, v in jax.device_get(jax.block_until_ready(metrics)).items()}
+        before = self._sums.drawn or [0] * len(drawn)
+        self._sums.drawn = [a + b for a, b in zip(before, drawn, strict=True)]
         if is_finite(values):
             self._add(values, batch, ideal)
         else:
@@ -151,6 +160,7 @@ class Meter:
             padding=1 - sums.used / sums.slots,
             **({"skipped": sums.skipped} if sums.skipped else {}),
             minutes=self.seconds() / 60,
+            drawn=sums.drawn,
         )
         self._since = time.monotonic()
         self._sums = Sums(skipped=sums.skipped, skipped_in_row=sums.skipped_in_row)

@@ -134,6 +134,7 @@ class TensorBoard:
         flat = dict(record)
         for name, scores in flat.pop("sets", {}).items():
             flat |= {f"{name}/{key}": value for key, value in scores.items()}
+        flat |= {f"pairs/{name}": count for name, count in flat.pop("pairs", {}).items()}
         for name, value in flat.items():
             if isinstance(value, int | float) and name != "step":
                 self._writer.add_scalar(name, value, record["step"])
@@ -190,12 +191,19 @@ def _train_parts(record: Record) -> tuple[str, str]:
         f"loss {record['loss']:.3f}  {record['tokens_per_s']:>6.0f} tok/s  {mfu}"
         f"padding {record['padding']:.0%}  lr {record['lr']:.2e}  grad {record['grad_norm']:.2f}"
     )
-    return where, "  ".join([values, *_further_metrics(record)])
+    return where, "  ".join([values, *_further_metrics(record), *_mixture(record)])
+
+
+def _mixture(record: Record) -> list[str]:
+    """Returns the fraction of the pairs that came from each corpus, if there are several."""
+    pairs = record.get("pairs", {})
+    total = sum(pairs.values()) or 1
+    return [f"{printable(name)} {count / total:.0%}" for name, count in pairs.items()]
 
 
 _FORMATTED = (
     *("kind", "step", "epoch", "done", "seconds_left", "minutes"),
-    *("loss", "tokens_per_s", "mfu", "padding", "lr", "grad_norm"),
+    *("loss", "tokens_per_s", "mfu", "padding", "lr", "grad_norm", "pairs"),
 )
 
 

@@ -19,6 +19,7 @@ from transformer_jax.config import Config
 from transformer_jax.data import loader as data
 from transformer_jax.data.buckets import Shape
 from transformer_jax.data.dataset import Examples, tokenize
+from transformer_jax.data.order import LATEST
 from transformer_jax.data.tokenizers import tokenizers_of
 from transformer_jax.errors import UserError
 from transformer_jax.models.base import Model
@@ -112,12 +113,17 @@ def check_config(config: Config, devices: int | None = None) -> None:
     mesh_shape(config.mesh, devices or jax.device_count())
 
 
-def prepare(config: Config, known: Run | None = None, corpora: Corpora | None = None) -> Setup:
+def prepare(
+    config: Config,
+    known: Run | None = None,
+    corpora: Corpora | None = None,
+    order: int = LATEST,
+) -> Setup:
     """Returns everything that training `config` needs. Writes nothing in a run.
 
     known: a run whose tokenizers to use; None: they are trained. corpora: those of the config, if
-    the caller has them already, so that they are hashed once. UserError: as `check_config`, or
-    input that cannot be read or trained on.
+    the caller has them already, so that they are hashed once. order: version of the order of the
+    pairs. UserError: as `check_config`, or input that cannot be read or trained on.
     """
     check_config(config)
     mesh = make_mesh(config.mesh)
@@ -143,7 +149,7 @@ def prepare(config: Config, known: Run | None = None, corpora: Corpora | None = 
         ids = to_ids([corpus], filters=False, pairs=pairs)
         dev[corpus.name] = DevSet(ids, sources, references)
     for found in (examples, *(some.examples for some in dev.values())):
-        check_labels(config.model, int(found.lengths[:, 1].max()))
+        check_labels(config.model, int(found.lengths.longest()[1]))
     sizes = tokenizers.source.size, tokenizers.target.size
     step = prepare_step(config, sizes, mesh)
     loader = data.Loader(
@@ -151,6 +157,7 @@ def prepare(config: Config, known: Run | None = None, corpora: Corpora | None = 
         options,
         seed=config.train.seed,
         sampling=config.tokenizer.sampling,
+        order=order,
         decoder_start_id=config.model.decoder_start_id,
         devices=data_parallel_size(mesh) * config.optimizer.accumulate,
         parts=local_rows(mesh),

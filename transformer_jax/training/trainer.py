@@ -14,6 +14,7 @@ from etils import epath
 
 from transformer_jax.config import Config, DecodeConfig, differences
 from transformer_jax.data.buckets import Shape
+from transformer_jax.data.order import LATEST, describe_mixture
 from transformer_jax.decoding import evaluation
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
@@ -108,7 +109,8 @@ def train(
     facts = found["file_digests"] | {"checkpoints of the run": ", ".join(map(str, saved)) or "none"}
     facts |= {} if old or source else tokenizer.digests(config.tokenizer)
     require_same_everywhere(config, facts)
-    setup = prepare(config, old or source, corpora)
+    order = LATEST if old is None else old.order
+    setup = prepare(config, old or source, corpora, order)
     made = Run(folder, config, setup.tokenizers, found if old is None else old.provenance)
     with _held(folder):
         end = _train(setup, made, old, source, profile, reporters)
@@ -239,13 +241,13 @@ class Trainer:
                 if end:
                     break
                 where = self.setup.loader.describe(progress.position)
-                progress.position, batch = next(batches)
+                progress.position, batch, drawn = next(batches)
                 placed = shard_batch(batch, self.setup.mesh)
                 with meter.dispatching(batch):
                     state, metrics = self.update(state, placed, key)
                 step += 1
                 ideal = self.ideal_seconds(placed) if self.ideal_seconds else 0.0
-                meter.add(step, metrics, batch, where, ideal)
+                meter.add(step, metrics, batch, where, ideal, drawn)
                 trace(step, metrics)
                 progress.seconds = meter.seconds()
             self.checkpoints.wait()
@@ -255,7 +257,10 @@ class Trainer:
     def _meter(self, step: int, progress: Progress) -> Meter:
         config, share = self.config, self._share(step, progress)
 
-        def emit(step: int, **values: Any) -> None:
+        def emit(step: int, drawn: Sequence[int], **values: Any) -> None:
+            names = self.config.data.train
+            if len(names) > 1:
+                values["pairs"] = dict(zip(names, drawn, strict=True))
             share = self._share(step, progress)
             left, epoch = meter.seconds_left(share), self.setup.loader.epoch(progress.position)
             self._report("train", step, epoch=epoch, done=share, seconds_left=left, **values)
@@ -283,6 +288,7 @@ class Trainer:
             f"{setup.loader.non_padding_fraction:.1%} of slots filled, "
             f"{len(sizes)} shapes (rows x source x target): {', '.join(sizes)}",
             f"devices: {describe(setup.mesh)}",
+            *describe_mixture(setup.examples.sizes, self.config.data),
         ]
         texts += [
             f"{name}: {dev.examples.report}"

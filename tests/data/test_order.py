@@ -1,0 +1,168 @@
+"""The order in which training draws pairs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transformer_jax.config import DataConfig
+from transformer_jax.data.order import (
+    Drawn,
+    Order,
+    describe_mixture,
+    make_order,
+    permuted,
+    random_order,
+    shares_of,
+)
+
+KEY = np.uint64(0x1234_5678_9ABC_DEF0)
+
+
+def is_permutation(count: int) -> bool:
+    found = permuted(np.arange(count), count, np.full(count, KEY))
+    return np.array_equal(np.sort(found), np.arange(count))
+
+
+def test_permutations_by_index_are_bijective() -> None:
+    counts = [*range(1, 40), *(2**i + j for i in (6, 9, 13) for j in (-1, 0, 1)), 10_000]
+    assert all(map(is_permutation, counts))
+
+
+@pytest.mark.long
+def test_permutations_of_every_count_are_bijective() -> None:
+    assert all(map(is_permutation, range(1, 10_001)))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_all_permutations_are_about_as_frequent(count: int) -> None:
+    keys = random_order(30_000, 1).astype(np.uint64)
+    places = [permuted(np.full(len(keys), i), count, keys) for i in range(count)]
+    found = Counter(zip(*(place.tolist() for place in places), strict=True))
+    assert len(found) == math.factorial(count)
+    mean = len(keys) / len(found)
+    assert max(abs(n - mean) for n in found.values()) < 0.3 * mean
+
+
+def test_keys_permute_differently() -> None:
+    whole = [permuted(np.arange(1000), 1000, np.full(1000, KEY + np.uint64(i))) for i in (0, 1)]
+    assert np.mean(whole[0] == whole[1]) < 0.01
+    assert abs(np.corrcoef(whole[0], whole[1])[0, 1]) < 0.15
+    assert abs(np.corrcoef(whole[0], np.arange(1000))[0, 1]) < 0.15
+
+
+def config(*names: str, **changes: Any) -> DataConfig:
+    return DataConfig(train=names or ("grammar",), **changes)
+
+
+def drawn(order: Order, chunk: int, first: int, last: int) -> Drawn:
+    """The chunks from `first` to `last`, of `chunk` pairs each."""
+    parts = [order.draw(i, i * chunk, (i + 1) * chunk) for i in range(first, last)]
+    return Drawn(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 1000, 5000])
+def test_every_pair_is_drawn_once_in_a_pass(size: int) -> None:
+    order = make_order([size], config(), 3, 2)
+    assert order.epoch == size
+    epochs = [order.draw(i, i * size, (i + 1) * size) for i in range(3)]
+    for number, (pairs, passes) in enumerate(epochs):
+        assert np.array_equal(np.sort(pairs), np.arange(size))
+        assert set(passes.tolist()) == {number}
+    if size > 200:
+        for one, other in itertools.combinations([pairs for pairs, _ in epochs], 2):
+            assert np.mean(one == other) < 0.05
+        assert (
+            np.mean(make_order([size], config(), 4, 2).draw(0, 0, size).pairs == epochs[0][0])
+            < 0.05
+        )
+
+
+def test_chunks_consist_of_blocks_of_neighbours() -> None:
+    size = 256 * 400 + 19
+    order = make_order([size], config(), 0, 2)
+    chunks = [order.draw(i, i * 25_600, min((i + 1) * 25_600, size)).pairs for i in range(5)]
+    assert np.array_equal(np.sort(np.concatenate(chunks)), np.arange(size))
+    for pairs in chunks[:-1]:
+        neighbours = np.diff(np.sort(pairs)) == 1
+        assert 1 - np.mean(neighbours) < 101 / 25_600  # at most a hundred blocks
+        assert np.mean(np.diff(pairs) == 1) < 0.01  # shuffled
+        assert np.corrcoef(pairs, np.arange(25_600))[0, 1] < 0.05
+        assert abs(np.mean(pairs) / size - 0.5) < 0.15  # from the whole corpus
+
+
+def test_billions_of_pairs_take_no_memory() -> None:
+    order = make_order([10**12], config(), 0, 2)
+    pairs, passes = order.draw(10**7, 10**12 + 65_536 * 7, 10**12 + 65_536 * 8)
+    assert len(np.unique(pairs)) == 65_536
+    assert pairs.min() >= 0
+    assert 0.9 * 10**12 < pairs.max() < 10**12
+    assert set(passes.tolist()) == {1}
+
+
+def test_version_1_is_the_order_of_older_runs() -> None:
+    order = make_order([40, 60], config("a.tsv", "b.tsv"), 7, 1)
+    wanted = [random_order(100, 7, 1, epoch) for epoch in (0, 1)]
+    assert order.draw(0, 0, 70).pairs.tolist() == wanted[0][:70].tolist()
+    assert order.draw(3, 170, 200).pairs.tolist() == wanted[1][70:].tolist()
+    assert order.draw(3, 170, 200).passes.tolist() == [1] * 30
+
+
+def test_corpora_are_mixed_by_their_weights() -> None:
+    sizes, names = [1000, 10, 7], ("large.tsv", "small.tsv", "never.tsv")
+    order = make_order(sizes, config(*names, weights=(3.0, 1.0, 0.0)), 0, 2)
+    assert order.epoch == 1010
+    found = [drawn(order, 101, 10 * i, 10 * i + 10) for i in range(4)]
+    pairs, passes = (np.concatenate(each) for each in zip(*found, strict=True))
+    counts = np.bincount(pairs, minlength=1017)
+    assert counts[:1000].sum() == int(4040 * Fraction(3, 4))
+    assert counts[1000:1010].sum() == 1010
+    assert counts[1010:].sum() == 0
+    # No pair is drawn twice more often than another one of its corpus.
+    assert set(counts[:1000].tolist()) == {3, 4}
+    assert set(counts[1000:1010].tolist()) == {101}
+    assert Counter(zip(pairs.tolist(), passes.tolist(), strict=True)).most_common(1)[0][1] == 1
+    for i in range(40):  # in each chunk
+        small = order.draw(i, i * 101, (i + 1) * 101).pairs >= 1000
+        assert 25 <= small.sum() <= 26
+
+
+def test_chunks_do_not_depend_on_those_before_them() -> None:
+    order = make_order([90, 30], config("a.tsv", "b.tsv", weights=(0.3, 0.7)), 0, 2)
+    whole = [order.draw(i, i * 40, (i + 1) * 40).pairs.tolist() for i in range(9)]
+    again = make_order([90, 30], config("a.tsv", "b.tsv", weights=(0.3, 0.7)), 0, 2)
+    assert [again.draw(i, i * 40, (i + 1) * 40).pairs.tolist() for i in (8, 2)] == [
+        whole[8],
+        whole[2],
+    ]
+
+
+def test_a_temperature_draws_more_of_the_small() -> None:
+    names = ("a.tsv", "b.tsv")
+    assert shares_of([300, 100], config(*names)) is None
+    assert shares_of([300, 100], config(*names, temperature=1.0)) == pytest.approx([0.75, 0.25])
+    even = shares_of([10_000, 100], config(*names, temperature=2.0))
+    assert even == pytest.approx([10 / 11, 1 / 11])
+    assert (shares_of([3, 1, 0], config(*names, "c.tsv", temperature=5.0)) or [])[2] == 0
+    said = r"data\.weights=\(1\.0, 1\.0\): must be 0 for b\.tsv"
+    with pytest.raises(ValueError, match=said):
+        shares_of([300, 0], config(*names, weights=(1.0, 1.0)))
+
+
+def test_the_mixture_is_described() -> None:
+    names = ("a.tsv", "b.tsv")
+    assert describe_mixture([300], config()) == []
+    assert describe_mixture([300, 100], config(*names)) == [
+        "corpus a.tsv: 300 pairs, 75.0% of those drawn, each 1 times an epoch",
+        "corpus b.tsv: 100 pairs, 25.0% of those drawn, each 1 times an epoch",
+    ]
+    assert describe_mixture([300, 100], config(*names, weights=(1.0, 1.0))) == [
+        "corpus a.tsv: 300 pairs, 50.0% of those drawn, each 0.667 times an epoch",
+        "corpus b.tsv: 100 pairs, 50.0% of those drawn, each 2 times an epoch",
+    ]

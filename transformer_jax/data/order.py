@@ -1,0 +1,184 @@
+"""The order in which training draws the pairs of its corpora.
+
+The order is computed from the index of a pair in the order, so its memory does not grow with the
+corpora. A chunk of consecutive indices is what the loader plans together.
+
+Version 2: the pairs of a corpus are drawn in passes. A pass begins at a random pair, cuts the
+corpus into blocks of 256 neighbours, which lie together on the disk, and permutes the blocks. The
+pairs after the last whole block come last. Each chunk is then shuffled. If corpora are mixed, each
+of them has passes of its own, and a chunk takes from each in proportion to its share.
+
+Version 1, which runs that began with it keep, permutes all pairs in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int, Int64, UInt64
+
+from transformer_jax.config import DataConfig
+from transformer_jax.errors import UserError
+
+LATEST = 2
+"""The version of the order of new runs."""
+
+_BLOCK = 256
+_ROUNDS = 8  # of a Feistel network
+_EPOCH, _BATCHES, _PASSES, _CHUNK = 1, 2, 3, 4  # what is random: part of a key
+
+
+class Drawn(NamedTuple):
+    """Pairs in the order in which they are drawn."""
+
+    pairs: Int[np.ndarray, " Q"]
+    passes: Int[np.ndarray, " Q"]  # how often each one has been drawn before
+
+
+class ShuffledOrder:
+    """Version 1. epoch: number of pairs in an epoch."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.epoch, self._seed = size, seed
+
+    def draw(self, number: int, start: int, stop: int) -> Drawn:
+        """Returns the pairs with the indices from `start` to `stop`, which are chunk `number`.
+
+        They are of one epoch.
+        """
+        epoch, first = divmod(start, self.epoch)
+        pairs = _epoch_order(self.epoch, self._seed, epoch)[first : first + stop - start]
+        return Drawn(pairs, np.full(len(pairs), epoch))
+
+
+class MixedOrder:
+    """Version 2. epoch: number of pairs in an epoch, as many as the corpora with a share have."""
+
+    def __init__(self, sizes: Sequence[int], shares: Sequence[Fraction], seed: int) -> None:
+        self._sizes, self._shares, self._seed = sizes, shares, seed
+        self._starts = np.cumsum([0, *sizes]).tolist()
+        self.epoch = sum(size for size, share in zip(sizes, shares, strict=True) if share)
+
+    def draw(self, number: int, start: int, stop: int) -> Drawn:
+        """Returns the pairs with the indices from `start` to `stop`, which are chunk `number`."""
+        parts = [
+            _pass(self._sizes[i], self._seed, i, int(start * share), int(stop * share))
+            for i, share in enumerate(self._shares)
+        ]
+        pairs = np.concatenate(
+            [part.pairs + start for part, start in zip(parts, self._starts, strict=False)]
+        )
+        passes = np.concatenate([part.passes for part in parts])
+        order = random_order(len(pairs), self._seed, _CHUNK, number)
+        return Drawn(pairs[order], passes[order])
+
+
+Order = ShuffledOrder | MixedOrder
+
+
+def make_order(sizes: Sequence[int], config: DataConfig, seed: int, version: int) -> Order:
+    """Returns the order of a version for corpora with these numbers of pairs."""
+    if version == 1:
+        return ShuffledOrder(sum(sizes), seed)
+    shares = shares_of(sizes, config)
+    if shares is None:
+        return MixedOrder([sum(sizes)], [Fraction(1)], seed)
+    return MixedOrder(sizes, shares, seed)
+
+
+def shares_of(sizes: Sequence[int], config: DataConfig) -> list[Fraction] | None:
+    """Returns the fraction of all pairs that are drawn from each corpus; None: each pair once.
+
+    UserError: a corpus with a weight has no pair.
+    """
+    weights = config.weights
+    if config.temperature is not None:
+        # Six digits, since machines differ in the last digit of a power.
+        powers = [(size / max(sizes)) ** (1 / config.temperature) for size in sizes]
+        weights = [float(f"{power:.6g}") for power in powers]
+    if weights is None:
+        return None
+    for name, size, weight in zip(config.train, sizes, weights, strict=True):
+        if weight and not size:
+            raise UserError(
+                f"data.weights={config.weights}: must be 0 for {name}, of which no pair is used"
+            )
+    exact = [Fraction(weight) for weight in weights]
+    return [weight / sum(exact) for weight in exact]
+
+
+def describe_mixture(sizes: Sequence[int], config: DataConfig) -> list[str]:
+    """Returns a line on each corpus of several: its pairs, its share and how often it is used."""
+    if len(sizes) < 2:
+        return []
+    shares = shares_of(sizes, config) or [Fraction(size, sum(sizes)) for size in sizes]
+    epoch = sum(size for size, share in zip(sizes, shares, strict=True) if share)
+    return [
+        f"corpus {name}: {size:,} pairs, {float(share):.1%} of those drawn"
+        + (f", each {float(epoch * share / size):.3g} times an epoch" if size else "")
+        for name, size, share in zip(config.train, sizes, shares, strict=True)
+    ]
+
+
+def _pass(size: int, seed: int, corpus: int, start: int, stop: int) -> Drawn:
+    """Returns the pairs with the indices from `start` to `stop` in the passes of a corpus."""
+    passes, index = np.divmod(np.arange(start, stop, dtype=np.int64), size)
+    root = np.random.SeedSequence((seed, _PASSES, corpus)).generate_state(1, np.uint64)
+    keys = _mix(root + _mix(passes.astype(np.uint64)))
+    block, place = np.divmod(index, _BLOCK)
+    whole = size // _BLOCK  # blocks; the pairs after them come last
+    moved = block < whole
+    block[moved] = permuted(block[moved], whole, keys[moved])
+    first = (_mix(keys) % np.array(size, np.uint64)).astype(np.int64)
+    return Drawn((first + block * _BLOCK + place) % size, passes)
+
+
+def permuted(
+    index: Int64[np.ndarray, " Q"], count: int, key: UInt64[np.ndarray, " Q"]
+) -> Int64[np.ndarray, " Q"]:
+    """Returns the place of each index, below `count`, in the permutation that its key names.
+
+    A Feistel network permutes the smallest square power of two that holds `count`; its output is
+    permuted again until it is below `count` (Black and Rogaway 2002, "Ciphers with arbitrary finite
+    domains", section 3).
+    """
+    half = np.uint64(max(1, ((count - 1).bit_length() + 1) // 2))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    values = index.astype(np.uint64)
+    left = np.arange(len(values))  # indices of values that are to be permuted once more
+    while len(left):
+        high, low = values[left] >> half, values[left] & mask
+        for number in range(_ROUNDS):
+            mixed = _mix(key[left] + _mix(low + (np.uint64(number) << np.uint64(32))))
+            high, low = low, high ^ (mixed & mask)
+        values[left] = high << half | low
+        left = left[values[left] >= np.uint64(count)]
+    return values.astype(np.int64)
+
+
+def batch_order(count: int, seed: int, chunk: int) -> Int[np.ndarray, " P"]:
+    """Returns the random order of the batches of a chunk."""
+    return random_order(count, seed, _BATCHES, chunk)
+
+
+def random_order(count: int, *key: int) -> Int[np.ndarray, " P"]:
+    """Returns a random permutation that is the same function of `key` in every NumPy version."""
+    words = np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
+    return np.argsort(words, kind="stable")
+
+
+@lru_cache(maxsize=1)
+def _epoch_order(count: int, seed: int, epoch: int) -> Int[np.ndarray, " P"]:
+    return random_order(count, seed, _EPOCH, epoch)
+
+
+def _mix(words: UInt64[np.ndarray, " Q"]) -> UInt64[np.ndarray, " Q"]:
+    """Returns a hash of each word (the output function of SplitMix64, Steele et al. 2014)."""
+    words = words + np.array([0x9E3779B97F4A7C15], np.uint64)
+    words = (words ^ (words >> np.uint64(30))) * np.array([0xBF58476D1CE4E5B9], np.uint64)
+    words = (words ^ (words >> np.uint64(27))) * np.array([0x94D049BB133111EB], np.uint64)
+    return words ^ (words >> np.uint64(31))
