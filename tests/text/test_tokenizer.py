@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import random
 import re
@@ -139,13 +140,16 @@ def test_models_made_elsewhere_get_this_projects_ids() -> None:
 def test_encode_all_is_encode_of_each() -> None:
     lines = [*text(50, 3), ""]
     for coder in (trained(), Tokenizer(made_elsewhere())):
-        assert coder.encode_all(lines, threads=3) == [coder.encode(line) for line in lines]
+        ids, lengths = coder.encode_all(lines, threads=3)
+        wanted = [coder.encode(line) for line in lines]
+        assert lengths.tolist() == [len(row) for row in wanted]
+        assert ids.tolist() == [*itertools.chain.from_iterable(wanted)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sample_is_a_function_of_its_arguments(kind: Kind) -> None:
     coder = trained(kind)
-    lines = coder.encode_all(text(100, 3))
+    lines = [coder.encode(line) for line in text(100, 3)]
 
     def sample(i: int) -> list[int]:
         return coder.sample(lines[i], 0.1, 7, 0, i)

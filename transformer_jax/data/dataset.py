@@ -210,7 +210,7 @@ def _encode(
 ) -> tuple[Ragged, Ragged, Report]:
     """Returns the ids of the pairs that are kept, and a report."""
     source, target = (
-        Ragged.of([[*ids, EOS] for ids in tokenizer.encode_all(texts, threads)])
+        _ended(*tokenizer.encode_all(texts, threads))
         for tokenizer, texts in zip(tokenizers, zip(*chunk, strict=True), strict=True)
     )
     shorter = np.minimum(source.lengths(), target.lengths())
@@ -222,6 +222,11 @@ def _encode(
     kept = ~(empty | too_long | uneven)
     counts = Report(*(int(np.sum(mask)) for mask in (kept, empty, too_long, uneven)))
     return source.take(kept), target.take(kept), counts
+
+
+def _ended(ids: Int32[np.ndarray, " N"], lengths: Int32[np.ndarray, " P"]) -> Ragged:
+    """Returns the rows of these lengths with `EOS` at their ends."""
+    return Ragged.of_lengths(np.insert(ids, np.cumsum(lengths), EOS), lengths + 1)
 
 
 def _wait(path: Path) -> entries.Entry:

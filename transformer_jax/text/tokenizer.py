@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import sentencepiece
+from jaxtyping import Int32
 
 from transformer_jax.config import TokenizerConfig
 from transformer_jax.errors import UserError
@@ -79,11 +80,17 @@ class Tokenizer:
         """
         return self._from_model[self._processor.encode(_valid(text), out_type=int)].tolist()
 
-    def encode_all(self, texts: Iterable[str], threads: int = 1) -> list[list[int]]:
-        """Returns `encode` of each text, computed by `threads` threads."""
+    def encode_all(
+        self, texts: Iterable[str], threads: int = 1
+    ) -> tuple[Int32[np.ndarray, " N"], Int32[np.ndarray, " P"]]:
+        """Returns `encode` of all texts, one after the other, and the length of each.
+
+        `threads` threads compute it.
+        """
         valid = [_valid(text) for text in texts]
         rows = self._processor.encode(valid, out_type=int, num_threads=threads)
-        return [self._from_model[ids].tolist() for ids in rows]
+        ids = np.fromiter(chain.from_iterable(rows), np.int32)
+        return self._from_model[ids], np.fromiter(map(len, rows), np.int32)
 
     def sample(self, ids: Sequence[int], sampling: float, *key: int) -> list[int]:
         """Samples another segmentation of the text of `ids`, a function of the arguments alone.
