@@ -10,7 +10,7 @@ from common import make_batch
 
 from transformer_jax.errors import UserError
 from transformer_jax.training import meter
-from transformer_jax.training.meter import Meter, Sums
+from transformer_jax.training.meter import Meter, Origin, Sums
 
 BATCH = make_batch([(7, 6), (3, 2)])
 
@@ -56,7 +56,7 @@ def test_every_named_metric_is_averaged(clock: Clock) -> None:
     for step, loss in ((1, 3.0), (2, 1.0), (3, 8.0)):
         clock.now += 2.0
         found = metrics(loss=loss, grad_norm=1.0, tokens=8, **{"decoder/0/entropy": 2 * loss})
-        made.add(step, found, BATCH, ideal=0.75)
+        made.add(step, found, BATCH, Origin(), ideal=0.75)
     made.settle()
     (record,) = records
     assert record["mfu"] == 1.5 / 6.0
@@ -75,7 +75,7 @@ def test_a_continued_run_emits_the_same_means(clock: Clock) -> None:
     for records, stops in ((whole, False), (parts, True)):
         made = make_meter(clock, records)
         for step, loss in ((1, 3.1), (2, 1.7), (3, 8.3), (4, 0.3)):
-            made.add(step, metrics(loss=loss, grad_norm=1.0, tokens=8), BATCH, ideal=0.75)
+            made.add(step, metrics(loss=loss, grad_norm=1.0, tokens=8), BATCH, Origin(), ideal=0.75)
             made.settle()
             clock.now += 2.0
             if stops and step in (1, 2):
@@ -99,7 +99,7 @@ def test_steps_that_are_not_finite_are_counted_until_too_many_follow_each_other(
         for step, (loss, norm) in enumerate(found, 1):
             clock.now += 1.0
             values = metrics(loss=loss, grad_norm=norm, tokens=8)
-            made.add(step, values, BATCH, "epoch 0, chunk 0, batch 7")
+            made.add(step, values, BATCH, Origin("epoch 0, chunk 0, batch 7"))
             made.settle()
             made = make_meter(clock, records, sums=made.sums())  # of a continued run
     assert [record["step"] for record in records] == [2, 2, 3, 4, 5, 6]
@@ -150,10 +150,10 @@ def test_evaluation_is_no_part_of_the_rate(clock: Clock) -> None:
     records: list[dict[str, Any]] = []
     made = make_meter(clock, records)
     found = metrics(loss=1.0, grad_norm=1.0, tokens=8)
-    made.add(1, found, BATCH)
+    made.add(1, found, BATCH, Origin())
     with made.paused():
         clock.now += 100.0
-    made.add(2, found, BATCH)
+    made.add(2, found, BATCH, Origin())
     clock.now += 4.0
     made.settle()
     assert records[0]["tokens_per_s"] == 16 / 4.0

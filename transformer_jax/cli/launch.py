@@ -26,7 +26,8 @@ STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 def launch(arguments: Sequence[str], options: ProcessOptions) -> None:
-    """Runs the command line in several processes, and passes on SIGINT and SIGTERM to all of them.
+    """Runs the command line in several processes, and passes on SIGINT and SIGTERM to all of them;
+    a second signal ends them at once.
 
     Process 0 alone reads standard input and prints messages. Whatever else a process writes to
     standard error goes to a file and is shown if the process is the first to fail, since those that
@@ -105,11 +106,13 @@ def _run() -> None:
 
 
 def _pass_on_signals(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """Sends SIGINT and SIGTERM to the processes, too. Returns a list that such signals are added
-    to."""
+    """Sends SIGINT and SIGTERM to the processes, too; exits at the second one. Returns a list that
+    such signals are added to."""
     passed_on: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
+        if passed_on:
+            sys.exit(128 + number)  # which kills them, whatever they do
         passed_on.append(number)
         for process in processes:
             with suppress(ProcessLookupError):

@@ -6,8 +6,8 @@ import copy
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -62,7 +62,10 @@ class Translation(NamedTuple):
 
 
 class Translator:
-    """Translates lines of text with a trained model."""
+    """Translates lines of text with a trained model.
+
+    checked: wraps the compiled function of (params, source) that searches.
+    """
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class Translator:
         tokenizers: Tokenizers,
         params: Params,
         mesh: Mesh | None = None,
+        checked: Callable[[Any], Any] = lambda function: function,
     ) -> None:
         self.config = config
         self.tokenizers = tokenizers
@@ -83,7 +87,7 @@ class Translator:
         self.model = make_model(config.model, *sizes, kernel, constrain_to(mesh))
         options = DETERMINISTIC if config.execution.deterministic else None
         search = make_search(self.model, config.decode)
-        self._search = compile_function(search, self.mesh, options=options)
+        self._search = checked(compile_function(search, self.mesh, options=options))
 
     @classmethod
     def load(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -15,6 +16,14 @@ from transformer_jax.special_ids import PAD
 from transformer_jax.training.divergence import describe_skip, diverged, is_finite
 from transformer_jax.training.step import Metrics
 from transformer_jax.types import Batch
+
+
+class Origin(NamedTuple):
+    """Where a batch comes from."""
+
+    name: str = ""  # its place in the data, for messages
+    epoch: int = 0  # of the batch after it
+    drawn: Sequence[int] = ()  # number of pairs from each corpus
 
 
 @dataclass
@@ -58,7 +67,7 @@ class Meter:
         self._began, self._earlier, self._first_share = time.monotonic(), seconds, share
         self._compiling = 0.0  # seconds, in this process
         self._compiled: set[tuple[int, ...]] = set()
-        self._pending: tuple[int, Metrics, Batch, str, float, Sequence[int]] | None = None
+        self._pending: tuple[int, Metrics, Batch, Origin, float] | None = None
         self._since, self._sums = time.monotonic(), sums
 
     def sums(self) -> Sums:
@@ -96,33 +105,31 @@ class Meter:
         step: int,
         metrics: Metrics,
         batch: Batch,
-        where: str = "",
+        origin: Origin,
         ideal: float = 0.0,
-        drawn: Sequence[int] = (),
     ) -> None:
         """Settles the previous step, and keeps the metrics of the one just dispatched.
 
-        where: place of the batch in the data, for messages. ideal: seconds that the step's products
-        take at the peak of the devices; 0: not known. drawn: number of pairs from each corpus.
+        ideal: seconds that the step's products take at the peak of the devices; 0: not known.
         """
         self.settle()
-        self._pending = step, metrics, batch, where, ideal, drawn
+        self._pending = step, metrics, batch, origin, ideal
 
     def settle(self) -> None:
         """Waits for the last step and adds its metrics. UserError: training has diverged."""
         if self._pending is None:
             return
-        (step, metrics, batch, where, ideal, drawn), self._pending = self._pending, None
+        (step, metrics, batch, origin, ideal), self._pending = self._pending, None
         # Waiting can be interrupted; fetching cannot.
         values = {k: float(v) for k, v in jax.device_get(jax.block_until_ready(metrics)).items()}
-        before = self._sums.drawn or [0] * len(drawn)
-        self._sums.drawn = [a + b for a, b in zip(before, drawn, strict=True)]
+        before = self._sums.drawn or [0] * len(origin.drawn)
+        self._sums.drawn = [a + b for a, b in zip(before, origin.drawn, strict=True)]
         if is_finite(values):
             self._add(values, batch, ideal)
         else:
-            self._skip(step, values, batch, where)
+            self._skip(step, values, batch, origin.name)
         if step % self._log_every == 0 and self._sums.steps:
-            self._record(step)
+            self._record(step, origin.epoch)
 
     def _add(self, values: dict[str, float], batch: Batch, ideal: float) -> None:
         sums = self._sums
@@ -147,12 +154,13 @@ class Meter:
         """Returns the learning rate of a step that updates: its schedule counts updates."""
         return float(np.asarray(self._learning_rate(step - 1 - self._sums.skipped)))
 
-    def _record(self, step: int) -> None:
+    def _record(self, step: int, epoch: int) -> None:
         sums, elapsed = self._sums, self._sum_seconds()
         means = {name: total / sums.steps for name, total in sums.metrics.items()}
         del means["tokens"]
         self._emit(
             step,
+            epoch=epoch,
             **means,
             lr=self._rate(step),
             tokens_per_s=sums.metrics["tokens"] / elapsed,

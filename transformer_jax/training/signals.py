@@ -1,12 +1,28 @@
-"""Requests that training stop at the next step when the process receives SIGINT or SIGTERM."""
+"""Requests that training stop when the process receives SIGINT or SIGTERM.
+
+Training stops between two steps, or before a program runs that it evaluates with. XLA cannot be
+interrupted while it compiles: it does so in a thread, which is abandoned.
+"""
 
 from __future__ import annotations
 
+import atexit
 import signal
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from transformer_jax.parallel.processes import end_now, maximum
+
+
+class Stopped(BaseException):
+    """A request to stop has been met before a program has run."""
 
 
 class StopRequest:
@@ -14,6 +30,77 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal = 0
+        self._agreed = 0
+        self._at_once = False
+
+    def note(self, number: int) -> None:
+        """Takes note of a signal. Stopped: a program is being compiled."""
+        self.signal = number
+        if self._at_once:
+            raise Stopped
+
+    def agreed(self, ask: bool = True) -> int:
+        """Returns the signal that the processes know to have arrived in any of them, or 0.
+
+        ask: whether they tell each other now; it must be the same in all.
+        """
+        if ask and not self._agreed:
+            self._agreed = maximum(self.signal)
+        return self._agreed
+
+    def checked(
+        self, function: Callable[..., Any], *, each_call: bool = True
+    ) -> Callable[..., Any]:
+        """Returns `function`, which `jit` compiles, with a check for requests before it runs.
+
+        The second argument is a batch: the function is compiled for each of its shapes, which a
+        signal ends at once. each_call: whether to check before each call, and then to wait for its
+        result, or to check only before the first call with a new shape. The returned function
+        raises Stopped, in all processes.
+        """
+        known: set[tuple[tuple[int, ...], ...]] = set()
+
+        def run(*arguments: Any) -> Any:
+            shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(arguments[1]))
+            new = shapes not in known
+            if new and hasattr(function, "lower"):  # pmap's has none
+                self._compile(function, arguments)
+            if (new or each_call) and self.agreed():
+                raise Stopped
+            known.add(shapes)
+            result = function(*arguments)
+            return jax.block_until_ready(result) if each_call else result
+
+        return run
+
+    def _compile(self, function: Any, arguments: tuple[Any, ...]) -> None:
+        """Compiles a function, so that calling it does not, until a signal arrives."""
+        compiling: Future[Any] = Future()
+
+        def compile() -> None:
+            try:
+                compiling.set_result(lowered.compile())
+            except Exception as error:
+                compiling.set_exception(error)
+
+        thread = threading.Thread(target=compile, name="compile", daemon=True)
+        with suppress(Stopped):
+            self._at_once = True
+            try:
+                if not self.signal:
+                    lowered = function.lower(*arguments)
+                    thread.start()
+                    compiling.result()
+            finally:
+                self._at_once = False
+        if thread.is_alive() and self.signal:
+            atexit.register(_abandon, thread, 128 + self.signal)
+
+
+def _abandon(thread: threading.Thread, status: int) -> None:
+    """Ends the process if XLA still compiles, which would crash when Python cleans up."""
+    if thread.is_alive():
+        end_now(status)
 
 
 def end_by(number: int) -> NoReturn:
@@ -33,9 +120,9 @@ def stop_signals() -> Iterator[StopRequest]:
     request = StopRequest()
 
     def note(number: int, _: Any) -> None:
-        request.signal = number
         for name, handler in old.items():
-            signal.signal(name, handler)
+            signal.signal(name, _second(handler))
+        request.note(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -46,3 +133,13 @@ def stop_signals() -> Iterator[StopRequest]:
     finally:
         for name, handler in old.items():
             signal.signal(name, handler)
+
+
+def _second(handler: Any) -> Any:
+    """Returns the handler of a second signal.
+
+    A KeyboardInterrupt would first wait for the checkpoint that is being written. Only a session
+    in which the user goes on needs that.
+    """
+    interactive = hasattr(sys, "ps1")
+    return signal.SIG_DFL if handler is signal.default_int_handler and not interactive else handler

@@ -26,7 +26,6 @@ from transformer_jax.parallel.processes import (
     any_process,
     broadcast,
     is_coordinator,
-    maximum,
     require_same_everywhere,
     share_errors,
     this_process,
@@ -38,7 +37,7 @@ from transformer_jax.runs.run import Run
 from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpora
 from transformer_jax.training.costs import ideal_seconds_fn
-from transformer_jax.training.meter import Meter, Sums
+from transformer_jax.training.meter import Meter, Origin, Sums
 from transformer_jax.training.reporters import MetricsFile, Reporter
 from transformer_jax.training.resume import (
     Progress,
@@ -59,16 +58,13 @@ from transformer_jax.training.setup import (
     prepare,
     update_fn,
 )
-from transformer_jax.training.signals import StopRequest, end_by, stop_signals
+from transformer_jax.training.signals import Stopped, StopRequest, end_by, stop_signals
 from transformer_jax.training.step import Metrics, TrainState
 from transformer_jax.training.validation import dev_loss_fn
 from transformer_jax.types import Key
 
 SAMPLES = 3
 """Number of translations shown with each evaluation."""
-
-SENTENCES_PER_POLL = 256
-"""Number of sentences that an evaluation translates between two checks for a request to stop."""
 
 APPEARS_WITHIN = 60.0
 """Seconds within which every process must see a run that process 0 has created."""
@@ -90,7 +86,8 @@ def train(
     number of steps to trace into the run's folder `profile`. reporters: functions that are called
     with every record.
 
-    After SIGINT or SIGTERM, finishes the step, saves, and raises KeyboardInterrupt or SystemExit.
+    After SIGINT or SIGTERM, finishes the step, saves, and raises KeyboardInterrupt or SystemExit. A
+    step that is still being compiled is given up. A second signal ends the process at once.
     UserError: the input is wrong; nothing has been written.
     """
     if profile < 0:
@@ -112,8 +109,8 @@ def train(
     order = LATEST if old is None else old.order
     setup = prepare(config, old or source, corpora, order)
     made = Run(folder, config, setup.tokenizers, found if old is None else old.provenance)
-    with _held(folder):
-        end = _train(setup, made, old, source, profile, reporters)
+    with _held(folder), stop_signals() as stop:
+        end = _train(setup, made, old, source, profile, reporters, stop)
     if end.signal:
         end_by(end.signal)
     return made
@@ -126,12 +123,16 @@ def _train(
     source: Run | None,
     profile: int,
     reporters: Sequence[Reporter],
+    stop: StopRequest,
 ) -> End:
     """Creates the run, or continues `old`, and trains."""
     config, folder = made.config, made.folder
     init_key, key = jax.random.split(jax.random.key(config.train.seed))
     resumed = None if old is None else restored(old, setup)
-    state, progress = resumed or (_initial_state(setup, init_key), Progress())
+    try:
+        state, progress = resumed or (_initial_state(setup, init_key, stop), Progress())
+    except Stopped:
+        return End("stopped before the first step", stop.agreed())
     if source is not None:
         state = with_params_of(source, state, setup)
     metrics = MetricsFile(folder / "metrics.jsonl")
@@ -148,7 +149,7 @@ def _train(
     if any_process(not _appears(folder)):
         raise UserError(f"run {folder}: must be on storage that all processes share")
     checkpoints = Checkpoints(made.checkpoints, config.train.keep)
-    with metrics, checkpoints, stop_signals() as stop:
+    with metrics, checkpoints:
         trainer = Trainer(setup, made, checkpoints, reporters, stop, metrics.flush)
         if old is not None and resumed:
             trainer.announce_resumption(old.config, int(state.step))
@@ -175,11 +176,11 @@ def _appears(folder: AnyPath) -> bool:
     return True
 
 
-def _initial_state(setup: Setup, key: Key) -> TrainState:
+def _initial_state(setup: Setup, key: Key, stop: StopRequest) -> TrainState:
     rows = data_parallel_size(setup.mesh)
     specs = partition_tree(setup.abstract_state, setup.mesh)
     init = compile_function(init_fn(setup), setup.mesh, result=specs)
-    return init(key, empty_batch(Shape(rows, 2, 2)))
+    return stop.checked(init)(key, empty_batch(Shape(rows, 2, 2)))
 
 
 class End(NamedTuple):
@@ -215,9 +216,9 @@ class Trainer:
             deterministic=setup.config.execution.deterministic,
         )
         self.ideal_seconds = ideal_seconds_fn(setup)
-        self.dev_loss = dev_loss_fn(setup.model, setup.config, setup.mesh, executor)
+        self.dev_loss = dev_loss_fn(setup.model, setup.config, setup.mesh, executor, stop.checked)
         greedy = dataclasses.replace(setup.config, decode=DecodeConfig(beam=1))
-        self.translator = Translator(greedy, setup.tokenizers, {}, setup.mesh)
+        self.translator = Translator(greedy, setup.tokenizers, {}, setup.mesh, stop.checked)
 
     def run(self, state: TrainState, progress: Progress, key: Key, profile: int) -> End:
         """Updates, evaluates, saves and reports until the end. UserError: training has diverged."""
@@ -226,6 +227,7 @@ class Trainer:
         self._announce(step)
         saved = step
         batches = self.setup.loader.batches(progress.position)
+        update = self.stop.checked(self.update, each_call=False)
         with closing(batches), _profiler(self.folder / "profile", step, profile) as trace:
             while True:
                 better = False
@@ -240,14 +242,19 @@ class Trainer:
                     saved = step
                 if end:
                     break
-                where = self.setup.loader.describe(progress.position)
-                progress.position, batch, drawn = next(batches)
+                name = self.setup.loader.describe(progress.position)
+                position, batch, drawn = next(batches)
                 placed = shard_batch(batch, self.setup.mesh)
-                with meter.dispatching(batch):
-                    state, metrics = self.update(state, placed, key)
+                try:
+                    with meter.dispatching(batch):
+                        state, metrics = update(state, placed, key)
+                except Stopped:
+                    continue  # to the end, which the processes have agreed on
+                progress.position = position
                 step += 1
                 ideal = self.ideal_seconds(placed) if self.ideal_seconds else 0.0
-                meter.add(step, metrics, batch, where, ideal, drawn)
+                origin = Origin(name, self.setup.loader.epoch(position), drawn)
+                meter.add(step, metrics, batch, origin, ideal)
                 trace(step, metrics)
                 progress.seconds = meter.seconds()
             self.checkpoints.wait()
@@ -262,8 +269,8 @@ class Trainer:
             if len(names) > 1:
                 values["pairs"] = dict(zip(names, drawn, strict=True))
             share = self._share(step, progress)
-            left, epoch = meter.seconds_left(share), self.setup.loader.epoch(progress.position)
-            self._report("train", step, epoch=epoch, done=share, seconds_left=left, **values)
+            left = meter.seconds_left(share)
+            self._report("train", step, done=share, seconds_left=left, **values)
 
         rate = learning_rate(config.optimizer, config.model.d_model)
         sums = Sums(**progress.sums)
@@ -309,7 +316,7 @@ class Trainer:
         """Returns why training ends, the same in all processes; None: train on."""
         config = self.config.train
         asks = self._asks_others(step)
-        if asks and (stopped := self._stopped()):
+        if stopped := self._stopped(asks):
             return stopped
         if config.patience and progress.evaluations_since_best >= config.patience:
             return End(f"no better score in train.patience={config.patience} evaluations")
@@ -327,13 +334,9 @@ class Trainer:
         config, (_, count) = self.config.train, this_process()
         return count == 1 or not (step % config.log_every and step % config.evaluate_every)
 
-    def _stops(self) -> bool:
-        """Returns whether a stop is requested in any process."""
-        return any_process(self.stop.signal > 0)
-
-    def _stopped(self) -> End | None:
+    def _stopped(self, ask: bool = True) -> End | None:
         """Returns the end that a signal to any process asks for."""
-        if number := maximum(self.stop.signal):
+        if number := self.stop.agreed(ask):
             name = signal.Signals(number).name
             return End(f"stopped by {name}; the same command continues from here", number)
         return None
@@ -362,11 +365,12 @@ class Trainer:
 
         Returns whether the score on the first one is the best so far.
         """
-        if not self.setup.dev or progress.evaluated == step or self._stops():
+        if not self.setup.dev or progress.evaluated == step or self.stop.agreed():
             return False
-        with meter.paused():
-            scores, samples = self._scores(state)
-        if self._stops():
+        try:
+            with meter.paused():
+                scores, samples = self._scores(state)
+        except Stopped:
             return False
         first = next(iter(scores.values()))
         score = first["bleu"] if self.config.train.best == "bleu" else -first["loss"]
@@ -380,25 +384,16 @@ class Trainer:
         return better
 
     def _scores(self, state: TrainState) -> tuple[dict[str, dict[str, float]], list[Any]]:
-        """Returns scores by corpus, and sample translations; incomplete if a stop is requested."""
+        """Returns scores by corpus, and sample translations. Stopped: a stop is requested."""
         translator = self.translator.with_params(state.eval_params)
         scores: dict[str, dict[str, float]] = {}
         samples: list[Any] = []
         for name, dev in self.setup.dev.items():
-            losses = self.dev_loss(state.eval_params, dev.examples, self._continues)
-            outputs: list[str] = []
-            for start in range(0, len(dev.sources), SENTENCES_PER_POLL):
-                if self._stops():
-                    break
-                outputs += translator(dev.sources[start : start + SENTENCES_PER_POLL])
-            if self._stops():
-                break
+            losses = self.dev_loss(state.eval_params, dev.examples)
+            outputs = translator(dev.sources)
             scores[name] = losses | {"bleu": evaluation.score(outputs, dev.references)["bleu"]}
             samples += list(zip(dev.sources, outputs, dev.references, strict=True))[:SAMPLES]
         return scores, samples
-
-    def _continues(self, _: Any) -> bool:
-        return not self._stops()
 
     def _report(self, kind: str, step: int, **values: Any) -> None:
         for reporter in self.reporters:

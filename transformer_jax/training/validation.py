@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,18 +26,21 @@ from transformer_jax.types import Params
 
 
 def dev_loss_fn(
-    model: Model, config: Config, mesh: Mesh, executor: str = "jit"
-) -> Callable[..., dict[str, float]]:
+    model: Model,
+    config: Config,
+    mesh: Mesh,
+    executor: str = "jit",
+    checked: Callable[[Any], Any] = lambda function: function,
+) -> Callable[[Params, Examples], dict[str, float]]:
     """Returns a function (params, examples) -> loss and perplexity, without label smoothing.
 
-    Its optional third argument is called before each batch, and ends the evaluation by False.
+    checked: wraps the compiled function of (params, batch) that it calls.
     """
     step = partial(eval_step, loss=loss_fn(model, 0.0))
-    losses = compile_step(step, mesh, executor, deterministic=config.execution.deterministic)
+    deterministic = config.execution.deterministic
+    losses = checked(compile_step(step, mesh, executor, deterministic=deterministic))
 
-    def dev_loss(
-        params: Params, examples: Examples, go_on: Callable[[Any], bool] = lambda _: True
-    ) -> dict[str, float]:
+    def dev_loss(params: Params, examples: Examples) -> dict[str, float]:
         batches = data.evaluation_batches(
             examples,
             config.data,
@@ -46,9 +48,7 @@ def dev_loss_fn(
             devices=data_parallel_size(mesh),
             parts=local_rows(mesh),
         )
-        return corpus_loss(
-            losses(params, shard_batch(batch, mesh)) for batch in takewhile(go_on, batches)
-        )
+        return corpus_loss(losses(params, shard_batch(batch, mesh)) for batch in batches)
 
     return dev_loss
 

@@ -1,0 +1,228 @@
+"""A signal stops training wherever it is, and the run goes on as if nothing had happened."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tools.common import config_file
+from transformer_jax.config import Config
+from transformer_jax.runs import checkpoint, run
+from transformer_jax.training.reporters import read_metrics
+from transformer_jax.training.trainer import train
+
+needs_main_thread = pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(),
+    reason="signals reach the main thread only",
+)
+
+
+def assert_same(made: run.Run, whole: run.Run) -> None:
+    """Both have trained to the same bits, and have the same metrics but for times."""
+    for tree in ("weights", "training"):
+        pair = [checkpoint.restore(each.checkpoints, 12, tree) for each in (made, whole)]
+        jax.tree.map(np.testing.assert_array_equal, *pair)
+    timed = ("tokens_per_s", "minutes", "seconds_left", "done")
+    ours, theirs = (
+        [{k: v for k, v in record.items() if k not in timed} for record in read_metrics(path)]
+        for path in (each.folder / "metrics.jsonl" for each in (made, whole))
+    )
+    assert ours == theirs
+
+
+@pytest.fixture
+def stuck_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A function (n): the n-th compilation from now on sends SIGTERM to this process, and lasts
+    until the end of the test."""
+    released, count, compile = threading.Event(), [0], jax.stages.Lowered.compile
+
+    def stuck(n: int) -> None:
+        def compile_or_wait(self: Any, *arguments: Any) -> Any:
+            count[0] += 1
+            if count[0] == n:
+                os.kill(os.getpid(), signal.SIGTERM)
+                released.wait(100)
+            return compile(self, *arguments)
+
+        monkeypatch.setattr(jax.stages.Lowered, "compile", compile_or_wait)
+
+    yield stuck
+    released.set()
+    for thread in threading.enumerate():
+        if thread.name == "compile":
+            thread.join()
+
+
+@needs_main_thread
+@pytest.mark.parametrize(
+    ("n", "shapes", "saved"),
+    [
+        pytest.param(1, 1, None, id="initial state"),
+        pytest.param(2, 1, [], id="first step"),
+        pytest.param(3, 1, [6], id="development loss", marks=pytest.mark.long),
+        pytest.param(4, 1, [6], id="translation", marks=pytest.mark.long),
+        pytest.param(3, 2, [3], id="step of another shape", marks=pytest.mark.long),
+    ],
+)
+def test_a_signal_stops_compilation_at_once(
+    n: int,
+    shapes: int,
+    saved: list[int] | None,
+    stuck_at: Any,
+    tiny_config: Config,
+    finished: run.Run,
+    tmp_path: Path,
+) -> None:
+    """It saves the steps that are not saved, and nothing where there is none."""
+    config = replace(
+        tiny_config,
+        data=replace(tiny_config.data, shapes=shapes),
+        train=replace(tiny_config.train, save_every=100),
+    )
+    stuck_at(n)
+    began = time.monotonic()
+    with pytest.raises(SystemExit) as caught:
+        train(config, tmp_path / "r")
+    assert caught.value.code == 143
+    assert time.monotonic() < began + 90
+    assert (tmp_path / "r").exists() == (saved is not None)
+    steps = checkpoint.steps(tmp_path / "r" / "checkpoints")
+    assert steps == (saved or [])
+    if n > 2:
+        whole = finished if shapes == 1 else train(config, tmp_path / "whole")
+        assert_same(train(config, tmp_path / "r"), whole)
+
+
+def begin(
+    config: Config, folder: Path, *options: str, program: str = ""
+) -> tuple[subprocess.Popen[str], Path]:
+    """A process that trains, after `program`, without compiled programs of others; and a file."""
+    code = f"{program}\nfrom transformer_jax.cli.main import main; main()"
+    there = folder.with_suffix(".now")
+    devices = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=2")
+    changes = {"XLA_FLAGS": devices, "XDG_CACHE_HOME": str(folder.with_suffix(".cache"))}
+    command = ["train", f"--config={config_file(config, folder.with_suffix('.py'))}"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *command, f"--run={folder}", *options],
+        env=os.environ | changes | {"NOW": str(there)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return process, there
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
+WHILE_COMPILING = """
+import os, pathlib, jax, time
+compile = jax.stages.Lowered.compile
+def say(self, *arguments):
+    if "train_step" in self.as_text()[:200]:
+        pathlib.Path(os.environ["NOW"]).touch()
+    return compile(self, *arguments)
+jax.stages.Lowered.compile = say
+"""
+"""Makes a file once XLA compiles the training step."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_ends_while_xla_compiles(
+    number: signal.Signals, tiny_config: Config, tmp_path: Path
+) -> None:
+    """XLA itself goes on, and would crash if Python cleaned up."""
+    deep = replace(tiny_config, model=replace(tiny_config.model, layers=6))
+    process, there = begin(deep, tmp_path / "r", program=WHILE_COMPILING)
+    wait_for(there, process)
+    time.sleep(1)
+    process.send_signal(number)
+    began = time.monotonic()
+    _, error = process.communicate(timeout=100)
+    assert time.monotonic() < began + 5
+    assert process.returncode == 128 + number
+    assert f"step 0: stopped by {number.name}; the same command continues" in error
+    assert checkpoint.steps(tmp_path / "r" / "checkpoints") == []
+
+
+WHILE_SAVING = """
+import os, pathlib, time
+from transformer_jax.runs import manifest
+write = manifest.write
+def say(checkpoint, step, best):
+    if step == 8:
+        pathlib.Path(os.environ["NOW"]).touch()
+        time.sleep(100)
+    write(checkpoint, step, best)
+manifest.write = say
+"""
+"""Makes a file once the checkpoint of step 8 is to be made whole, which takes very long."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_the_process_while_it_saves(
+    second: signal.Signals, tiny_config: Config, finished: run.Run, tmp_path: Path
+) -> None:
+    process, there = begin(tiny_config, tmp_path / "r", program=WHILE_SAVING)
+    wait_for(there, process)
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):  # the first one waits for the checkpoint
+        process.wait(2)
+    process.send_signal(second)
+    began = time.monotonic()
+    process.communicate(timeout=100)
+    assert time.monotonic() < began + 2
+    assert process.returncode == -second
+    assert checkpoint.steps(tmp_path / "r" / "checkpoints") == [4, 6]
+    assert_same(train(tiny_config, tmp_path / "r"), finished)
+
+
+@pytest.mark.long
+def test_a_second_signal_ends_all_processes(tiny_config: Config, tmp_path: Path) -> None:
+    endless = replace(tiny_config, train=replace(tiny_config.train, steps=100_000))
+    process, _ = begin(endless, tmp_path / "r", "--processes=2")
+    wait_for(tmp_path / "r/checkpoints/00000004", process)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2
+    os.kill(int(children[1]), signal.SIGSTOP)  # so that the first signal cannot end them
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    _, error = process.communicate(timeout=100)
+    assert time.monotonic() < began + 2
+    assert process.returncode == 143
+    assert "error" not in error
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    folder = tmp_path / "r" / "checkpoints"
+    assert checkpoint.restore(folder, checkpoint.steps(folder)[-1], "weights")
+
+
+@pytest.mark.long
+def test_processes_end_together_while_xla_compiles(tiny_config: Config, tmp_path: Path) -> None:
+    """Or trace, before the first step."""
+    deep = replace(tiny_config, model=replace(tiny_config.model, layers=6))
+    process, _ = begin(deep, tmp_path / "r", "--processes=2")
+    wait_for(tmp_path / "r/checkpoints", process)
+    time.sleep(3)
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    _, error = process.communicate(timeout=100)
+    assert time.monotonic() < began + 8
+    assert process.returncode == 143
+    assert "step 0: stopped by SIGTERM" in error
