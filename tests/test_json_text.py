@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from transformer_jax.errors import UserError
-from transformer_jax.json_text import parse_json
+from transformer_jax.json_text import json_digest, parse_json
 
 
 @pytest.mark.parametrize("text", ['{"a": [1, "ö"]}', '{"a": [1, "ö"]}'.encode()])
@@ -29,3 +29,9 @@ def test_bytes_may_begin_with_a_byte_order_mark() -> None:
 def test_other_texts_are_errors_of_the_user(text: str | bytes, said: str) -> None:
     with pytest.raises(UserError, match=said):
         parse_json(text)
+
+
+def test_the_digest_depends_on_the_value_alone() -> None:
+    digest = json_digest({"a": [1.0, "ü"], "b": None})
+    assert digest == json_digest(parse_json(' {"b": null, "a": [1.0,\n"ü"]}'))
+    assert digest != json_digest({"a": [1.5, "ü"], "b": None})

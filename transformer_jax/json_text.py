@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -24,3 +25,10 @@ def parse_json(text: str | bytes) -> Any:
         raise UserError(f"not JSON ({error})") from error
     except ValueError as error:  # int() limits the number of digits
         raise UserError("not JSON that can be read (an integer has too many digits)") from error
+
+
+def json_digest(value: Any) -> str:
+    """Returns the SHA-256 of a JSON value, whatever the order of its keys and the layout of its
+    text."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

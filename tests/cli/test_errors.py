@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from common import error_line
@@ -26,9 +27,16 @@ def copied(finished: Run, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished.folder, tmp_path / "copied"))
 
 
+def read_config(folder: Path) -> Any:
+    """The contents of the run's config.json without their digest, so that they may be edited."""
+    stored = json.loads((folder / "config.json").read_text("utf-8"))
+    del stored["sha256"]
+    return stored
+
+
 def edit_config(folder: Path, text: str) -> None:
     """Replaces the run's stored config by a JSON text."""
-    stored = json.loads((folder / "config.json").read_text("utf-8"))
+    stored = read_config(folder)
     stored["config"] = "HERE"
     (folder / "config.json").write_text(json.dumps(stored).replace('"HERE"', text), "utf-8")
 
@@ -100,7 +108,7 @@ def test_an_old_best_checkpoint_is_not_averaged(
 ) -> None:
     """The run keeps two checkpoints, and the best one although it is old."""
     path = copied / "config.json"
-    stored = json.loads(path.read_text("utf-8"))
+    stored = read_config(copied)
     stored["config"]["train"]["keep"] = 2
     path.write_text(json.dumps(stored), "utf-8")
     known = checkpoint.steps(copied / "checkpoints")
@@ -115,7 +123,7 @@ def test_a_stored_kernel_is_never_replaced_without_a_word(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = copied / "config.json"
-    stored = json.loads(path.read_text("utf-8"))
+    stored = read_config(copied)
     stored["config"]["execution"]["kernel"] = "own_kernels:fast"
     path.write_text(json.dumps(stored), "utf-8")
     error = error_line(["train", f"--run={copied}"], capsys)
@@ -132,7 +140,7 @@ def test_the_cache_folder_of_another_machine_is_not_used(
     copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = copied / "config.json"
-    stored = json.loads(path.read_text("utf-8"))
+    stored = read_config(copied)
     stored["config"]["data"]["cache"] = str(tmp_path / "elsewhere")
     path.write_text(json.dumps(stored), "utf-8")
     main(["evaluate", f"--run={copied}", "--beam=1"])

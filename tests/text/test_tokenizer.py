@@ -327,5 +327,5 @@ def test_damaged_models_are_named(tmp_path: Path, damage: Any) -> None:
 
 
 def test_a_folder_without_models_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"source\.model: No such file"):
+    with pytest.raises(ValueError, match=r"tokenizer\.model: No such file"):
         tokenizer.load(tmp_path, ["", ""])

@@ -3,7 +3,8 @@
     checkpoints/00001000/weights/       the parameters to evaluate and to translate with
                          training/      the rest of the training state
                          progress.json  what the training loop stores besides arrays
-                         manifest.json  format, step, best or not; name, size, sha256 of each file
+                         manifest.json  format, step, best or not; name, size, sha256 of each file;
+                                        sha256 of the manifest
 
 A checkpoint counts from when its manifest is written, which is done last, until its manifest is
 deleted, which is done first. Therefore every checkpoint that `steps` lists is whole, even after the
@@ -177,9 +178,13 @@ class Checkpoints:
             raise OSError(f"saving {manifest.describe(new)}: {_reason(error)}") from error
 
     def _publish(self, step: int, new: AnyPath) -> None:
-        """Removes the checkpoints that the new one replaces: of its step, and the oldest ones."""
+        """Removes the checkpoints that the new one replaces: of its step, and the oldest ones.
+
+        Those of later steps are removed, too. They are damaged, since training has continued from
+        an earlier one.
+        """
         for path in self._folder.glob("*"):
-            if (match := _NAME.fullmatch(path.name)) and int(match[1]) == step and path != new:
+            if (match := _NAME.fullmatch(path.name)) and int(match[1]) >= step and path != new:
                 _remove(path)
         if isinstance(new, Path):
             new.rename(new.with_suffix(""))

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: format, step, and the size and SHA-256 of each file.
+"""The manifest of a checkpoint: format, step, size and SHA-256 of each file, and its own digest.
 
 It is written last, so that a checkpoint with a manifest is whole, and verified before anything is
 loaded, so that a file that has changed since is found.
@@ -13,12 +13,19 @@ from typing import Any, NamedTuple
 
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, files_below, flush_to_disk, write_whole
-from transformer_jax.json_text import parse_json
+from transformer_jax.json_text import json_digest, parse_json
 
-FORMAT = 3
+FORMAT = 4
 """The format that is written. All formats from 1 to this one are read (see upgrade.py)."""
 
+_WITH_DIGEST = 4
+"""The first format whose manifest has a digest of its own contents."""
+
 NAME = "manifest.json"
+
+
+class NewerFormatError(UserError):
+    """A checkpoint is of a newer format. It is not damaged, and another version can read it."""
 
 
 class File(NamedTuple):
@@ -44,21 +51,26 @@ def write(checkpoint: AnyPath, step: int, best: bool) -> None:
         files.append({"name": name, **_measure(path)._asdict()})
     manifest = {"format": FORMAT, "step": step, "best": best, "files": files}
     with write_whole(checkpoint / NAME) as file:
-        json.dump(manifest, file, indent=1)
+        json.dump(manifest | {"sha256": json_digest(manifest)}, file, indent=1)
 
 
 def read(checkpoint: AnyPath) -> Manifest:
-    """Returns the manifest. UserError: it is missing, damaged or of a newer format."""
+    """Returns the manifest.
+
+    UserError: it is missing or damaged. NewerFormatError: it is of a newer format.
+    """
     where = describe(checkpoint)
     try:
-        manifest = parse_json((checkpoint / NAME).read_bytes())
+        values = parse_json((checkpoint / NAME).read_bytes())
     except FileNotFoundError as error:
         raise UserError(f"{where}: half-written, without {NAME}") from error
-    except UserError as error:
+    except (OSError, UserError) as error:
         raise UserError(f"{where}: {NAME} is damaged: {error}") from error
-    match manifest:
+    digest = values.pop("sha256", None) if isinstance(values, dict) else None
+    whole = digest is None or digest == json_digest(values)
+    match values:
         case {"format": int(version)} if version > FORMAT:
-            raise UserError(
+            raise NewerFormatError(
                 f"{where}: format {version} is of a newer version; this one reads up to {FORMAT}"
             )
         case {
@@ -67,7 +79,13 @@ def read(checkpoint: AnyPath) -> Manifest:
             "best": bool(best),
             "files": [*files],
             **rest,
-        } if version >= 1 and step == step_of(checkpoint) and not rest:
+        } if (
+            version >= 1
+            and step == step_of(checkpoint)
+            and not rest
+            and whole
+            and (digest is not None or version < _WITH_DIGEST)
+        ):
             return Manifest(version, best, dict(_read_file(where, entry) for entry in files))
     raise UserError(f"{where}: {NAME} is damaged")
 
@@ -91,7 +109,11 @@ def verify(checkpoint: AnyPath, part: str) -> Manifest:
             raise UserError(f"{where}: {name} is missing")
         if name not in listed:
             raise UserError(f"{where}: {name} is not in {NAME}")
-        if _measure(found[name]) != listed[name]:
+        try:
+            same = _measure(found[name]) == listed[name]
+        except OSError as error:  # of a disk that fails
+            raise UserError(f"{where}: {name} cannot be read: {error.strerror or error}") from error
+        if not same:
             raise UserError(f"{where}: {name} is damaged: its size or digest differs from {NAME}")
     return manifest
 

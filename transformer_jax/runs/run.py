@@ -1,6 +1,7 @@
 """The run folder, which stands alone: config, tokenizer and checkpoints. Loading executes no code.
 
-config.json      format, config, and provenance: versions of the software and digests of the data
+config.json      format, config, and provenance: versions of the software and digests of the data;
+                 the SHA-256 of all this
 *.model          the SentencePiece models
 metrics.jsonl    one line for each record of training
 checkpoints/     see checkpoint.py
@@ -23,7 +24,7 @@ from etils import epath
 from transformer_jax.config import DATA_PARALLEL, Config, from_json, to_json
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, files_below, find_path, remove_folder, write_whole
-from transformer_jax.json_text import parse_json
+from transformer_jax.json_text import json_digest, parse_json
 from transformer_jax.runs import checkpoint, lock
 from transformer_jax.text import tokenizer
 from transformer_jax.text.tokenizer import Tokenizers
@@ -31,6 +32,9 @@ from transformer_jax.types import Params
 from transformer_jax.user_code import is_function_name
 
 FORMAT = 1
+_FIELDS = ("sha256", "format", "config", "tokenizers", "provenance", "made_from")
+"""Those of config.json. "made_from" is the first name of "provenance"."""
+
 _UNFINISHED = ".unfinished"
 """File that marks a run while it is created. Until config.json is written, last, the folder holds
 no run, and another process may create it anew."""
@@ -207,10 +211,31 @@ def _stored(folder: epath.PathLike) -> tuple[AnyPath, dict[str, Any]]:
 
 
 def _config(path: AnyPath, stored: dict[str, Any]) -> Config:
+    """Returns the config that config.json stores. UserError: it is wrong, or the file damaged."""
     try:
-        return from_json(stored["config"])
+        config = from_json(stored["config"])
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+    _verify(path, stored)
+    return config
+
+
+def _verify(path: AnyPath, stored: dict[str, Any]) -> None:
+    """Compares config.json with its digest. UserError: it has changed since it was written."""
+    if unknown := {*stored} - {*_FIELDS}:
+        raise UserError(
+            f"{path}: {min(unknown)!r}: unknown field; must be one of: {', '.join(_FIELDS)}"
+        )
+    digest = json_digest(_without_digest(stored))
+    if stored.get("sha256", digest) != digest:  # runs of older versions have none
+        raise UserError(
+            f'{path}: is damaged or was edited: its SHA-256 is {digest[:12]}…, not "sha256" in it; '
+            'restore it or, if the edit is yours, delete the line "sha256"'
+        )
+
+
+def _without_digest(stored: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in stored.items() if name != "sha256"}
 
 
 def _read(path: AnyPath) -> Any:
@@ -221,6 +246,8 @@ def _read(path: AnyPath) -> Any:
 
 
 def _write(path: AnyPath, stored: dict[str, Any]) -> None:
+    stored = _without_digest(stored)
+    stored = {"sha256": json_digest(stored)} | stored  # the line that may be deleted, so not last
     with write_whole(path) as file:
         file.write(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
 

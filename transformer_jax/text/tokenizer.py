@@ -179,8 +179,8 @@ def load(folder: AnyPath, digests: Sequence[str]) -> Tokenizers:
 
     UserError: a file is missing or damaged, or belongs to another tokenizer.
     """
-    joint = folder / "tokenizer.model"
-    paths = [joint] if joint.exists() else [folder / name for name in _SIDES]
+    sides = [folder / name for name in _SIDES]
+    paths = sides if any(path.exists() for path in sides) else [folder / "tokenizer.model"]
     tokenizers = _from_files(paths)
     for path, tokenizer, digest in zip((paths[0], paths[-1]), tokenizers, digests, strict=True):
         if tokenizer.digest != digest:

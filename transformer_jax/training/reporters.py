@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
@@ -21,6 +22,8 @@ from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, write_whole
 from transformer_jax.json_text import parse_json
 from transformer_jax.printable import printable
+
+logger = logging.getLogger(__name__)
 
 Record = dict[str, Any]
 Reporter = Callable[[Record], None]
@@ -92,10 +95,20 @@ class MetricsFile:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(line)
 
-    def cut(self, step: int) -> None:
-        """Drops the records after `step`, which a continued run writes again."""
+    def cut(self, step: int, expected: int = 0) -> None:
+        """Drops the records after `step`, which a continued run writes again, and damaged lines.
+
+        Warns of damaged lines, and if no record is as late as the step `expected`. The file is a
+        log: training does not need it.
+        """
+        records, problems = whole_records(self._path)
+        for problem in problems:
+            logger.warning("%s; the line is dropped", problem)
+        records = [record for record in records if record["step"] <= step]
+        if (last := max((record["step"] for record in records), default=0)) < expected:
+            logger.warning("%s: records of steps %d to %d are lost", self._path, last + 1, expected)
         if self._path.exists():
-            lines = [_line(r) for r in read_metrics(self._path) if r["step"] <= step]
+            lines = [_line(record) for record in records]
             _write_lines(self._path, lines)
             if isinstance(self._path, epath.Path):
                 self._lines, self._flushed = lines, len(lines)
@@ -146,16 +159,33 @@ def read_metrics(path: AnyPath) -> list[Record]:
 
     UserError: another line is not a record; it is named by its number.
     """
-    records: list[Record] = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
-        try:
-            record = parse_json(line)
-        except UserError as error:
-            raise UserError(f"{path}: line {number}: {error}; delete the line") from error
-        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-            raise UserError(f"{path}: line {number}: must be an object with a step; delete it")
-        records.append(record)
+    records, problems = whole_records(path)
+    if problems:
+        raise UserError(f"{problems[0]}; delete the line")
     return records
+
+
+def whole_records(path: AnyPath) -> tuple[list[Record], list[str]]:
+    """Returns the records of a metrics file, and what is wrong with each of its other lines.
+
+    Ignores a last line that a crash has truncated. There is nothing in a missing file.
+    """
+    records: list[Record] = []
+    problems: list[str] = []
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(_record(line))
+        except UserError as error:
+            problems.append(f"{path}: line {number}: {error}")
+    return records, problems
+
+
+def _record(line: bytes) -> Record:
+    record = parse_json(line)
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        raise UserError("must be an object with a step")
+    return record
 
 
 def describe(record: Record) -> str:

@@ -19,6 +19,7 @@ from transformer_jax.parallel.parameters import shard_tree
 from transformer_jax.runs import checkpoint, manifest, run
 from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpora
+from transformer_jax.training.reporters import whole_records
 from transformer_jax.training.setup import Setup
 from transformer_jax.training.step import TrainState
 
@@ -130,7 +131,8 @@ def checkpoint_trees(state: TrainState) -> dict[str, Any]:
 def restored(old: Run, setup: Setup) -> tuple[TrainState, Progress] | None:
     """Returns the state and the progress of the newest intact checkpoint; None: there is none.
 
-    Skips damaged checkpoints with a warning. UserError: all are damaged.
+    Skips damaged checkpoints with a warning. UserError: all are damaged, or one is of a newer
+    version.
     """
     steps, state = checkpoint.steps(old.checkpoints), setup.abstract_state
     for path in checkpoint.without_manifest(old.checkpoints):
@@ -145,6 +147,8 @@ def restored(old: Run, setup: Setup) -> tuple[TrainState, Progress] | None:
                 for name, like in checkpoint_trees(state).items()
             }
             known = Progress(**checkpoint.progress(old.checkpoints, step))
+        except manifest.NewerFormatError:  # which is not damaged, and would be replaced
+            raise
         except UserError as error:
             if step == steps[0]:
                 raise
@@ -152,4 +156,12 @@ def restored(old: Run, setup: Setup) -> tuple[TrainState, Progress] | None:
             continue
         params = {"params" if state.ema is None else "ema": trees["weights"]}
         return state._replace(**trees["training"], **params), known
+    records, _ = whole_records(old.folder / "metrics.jsonl")
+    if last := max((record["step"] for record in records), default=0):
+        logger.warning(
+            "run %s: has no checkpoint, although it was trained to step %d or further; starting "
+            "from the beginning",
+            old.folder,
+            last,
+        )
     return None

@@ -141,7 +141,9 @@ def _train(
             run.create(folder, config, made.tokenizers, made.provenance)
         else:
             run.update(old, config)
-        metrics.cut(int(state.step))
+        step = int(state.step)
+        every = 0 if old is None else old.config.train.log_every
+        metrics.cut(step, expected=step - step % every if every else 0)
         reporters = [metrics, *reporters]
     else:
         reporters = ()
