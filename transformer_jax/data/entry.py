@@ -34,7 +34,7 @@ from transformer_jax.data.cache import share, writing_to_cache
 from transformer_jax.data.lengths import Lengths
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.errors import UserError
-from transformer_jax.json_text import parse_json
+from transformer_jax.json_text import json_digest, parse_json
 
 MAX_BYTES = 32 * 2**30
 """The size of all entries beyond which those that were not used for the longest time go."""
@@ -86,7 +86,7 @@ def read(path: Path) -> Entry | None:
         lock = Lock(path / _REPORT)
         stored = parse_json((path / _REPORT).read_bytes())
         contents = stored["contents"]
-        if stored["sha256"] != _digest_of(contents):
+        if stored["sha256"] != json_digest(contents):
             return None
         files = [_File(path / name, contents["sizes"][name]) for name in _FILES]
         digests = np.memmap(path / _BLOCKS, np.uint8, "r").reshape(-1, _DIGEST)
@@ -119,7 +119,7 @@ def write(path: Path, fill: Callable[[Callable[[Ragged, Ragged], None]], Any]) -
                 "lengths": [each.tolist() for each in lengths],
                 "counts": counts,
             }
-            stored = {"sha256": _digest_of(contents), "contents": contents}
+            stored = {"sha256": json_digest(contents), "contents": contents}
             report.write(json.dumps(stored).encode())
             report.flush()
             for file in (folder, *folder.iterdir()):
@@ -239,10 +239,6 @@ class _Hashed:
 
 def _block_digest(block: Any) -> bytes:
     return hashlib.blake2b(block, digest_size=_DIGEST).digest()
-
-
-def _digest_of(contents: Any) -> str:
-    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
 
 
 @contextmanager
