@@ -90,3 +90,9 @@ def test_notebooks_hold_no_outputs(path: Path) -> None:
 def test_relative_links_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", document.read_text("utf-8")):
         assert (document.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("document", documents.DOCUMENTS, ids=lambda p: p.name)
+def test_tests_that_are_named_exist(document: Path) -> None:
+    for path in re.findall(r"`(tests/[\w/]+\.py)`", document.read_text("utf-8")):
+        assert (ROOT / path).exists(), path
