@@ -87,6 +87,16 @@ def flush_to_disk(path: AnyPath) -> None:
 
 
 @contextmanager
+def named(path: AnyPath) -> Iterator[None]:
+    """Names `path` in an OSError that names no file, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or os.fspath(path)
+        raise
+
+
+@contextmanager
 def write_whole(path: AnyPath) -> Iterator[IO[str]]:
     """Opens a UTF-8 text file that replaces `path` when the block ends without an error.
 
@@ -101,7 +111,7 @@ def write_whole(path: AnyPath) -> Iterator[IO[str]]:
     # Not by the number of the process, which another container may have, too.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with named(path), temporary.open("w", encoding="utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -403,3 +404,83 @@ def test_average_is_the_mean(tmp_path: Path) -> None:
         checkpoint.average(tmp_path, [])
     with pytest.raises(ValueError, match=r"checkpoint 3 in .* there are: 1, 2, 5"):
         checkpoint.average(tmp_path, [1, 3])
+
+
+class Killed(BaseException):
+    """Stands for the death of the process."""
+
+
+CHANGES = [
+    (os, "rename"),
+    (os, "replace"),
+    (os, "unlink"),
+    (os, "rmdir"),
+    (os, "mkdir"),
+    (Path, "rename"),
+    (Path, "replace"),
+    (Path, "unlink"),
+    (Path, "rmdir"),
+    (shutil, "rmtree"),
+]
+"""The functions with which a save changes the names in a folder."""
+
+
+def save_again(folder: Path, patch: pytest.MonkeyPatch, at: int) -> int:
+    """Saves step 2 once more, as the best one; the process dies before its `at`-th change of names
+    from when the arrays are written. Returns the number of such changes."""
+    made, dead = 0, False
+
+    def dying(change: Any) -> Any:
+        def die_or_change(*arguments: Any, **options: Any) -> Any:
+            nonlocal made, dead
+            made += 1
+            dead = dead or made == at
+            if dead:  # whatever else the code attempts, nothing changes any more
+                raise Killed
+            return change(*arguments, **options)
+
+        return die_or_change
+
+    checkpoints = Checkpoints(folder, keep=2)
+    files_below = checkpoint.files_below
+
+    def begin_to_die(new: Path) -> Any:
+        for module, name in CHANGES:
+            patch.setattr(module, name, dying(getattr(module, name)))
+        patch.setattr(checkpoint, "files_below", files_below)
+        return files_below(new)
+
+    patch.setattr(checkpoint, "files_below", begin_to_die)
+    checkpoints.save(2, {"weights": make_params(5)}, {"again": True}, best=True)
+    with pytest.raises(Killed) if at else nullcontext():
+        checkpoints.close()
+    patch.undo()
+    return made
+
+
+@pytest.mark.long
+def test_a_step_saved_again_is_whole_wherever_the_process_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each renaming and deletion in turn. One of the two is there, and saving goes on."""
+    save(tmp_path / "whole", 0, 1, 2)
+    shutil.copytree(tmp_path / "whole", tmp_path / "counted")
+    changes = save_again(tmp_path / "counted", monkeypatch, 0)
+    assert changes > 10
+    found = set()
+    for at in range(1, changes + 1):
+        folder = tmp_path / str(at)
+        shutil.copytree(tmp_path / "whole", folder)
+        save_again(folder, monkeypatch, at)
+        existing = checkpoint.steps(folder)
+        assert existing[-2:] == [1, 2]
+        again = checkpoint.progress(folder, 2) == {"again": True}
+        found.add(again)
+        assert same_bits(checkpoint.restore(folder, 2, "weights"), make_params(5 if again else 2))
+        assert same_bits(checkpoint.restore(folder, 1, "weights"), make_params(1))
+        with Checkpoints(folder, keep=2) as checkpoints:  # the run goes on
+            assert checkpoint.steps(folder)[-2:] == [1, 2]
+            checkpoints.save(3, {"weights": make_params(3)}, {})
+        assert checkpoint.steps(folder)[-2:] == [2, 3]
+        assert len([*folder.iterdir()]) == len(checkpoint.steps(folder))  # and nothing unfinished
+    assert found == {False, True}

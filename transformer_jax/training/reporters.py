@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from transformer_jax.errors import UserError
-from transformer_jax.files import AnyPath, write_whole
+from transformer_jax.files import AnyPath, named, write_whole
 from transformer_jax.json_text import parse_json
 from transformer_jax.printable import printable
 
@@ -92,7 +92,7 @@ class MetricsFile:
             if record["kind"] == "evaluation":
                 self.flush()
         else:
-            with self._path.open("a", encoding="utf-8") as file:
+            with named(self._path), self._path.open("a", encoding="utf-8") as file:
                 file.write(line)
 
     def cut(self, step: int, expected: int = 0) -> None:

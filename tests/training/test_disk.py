@@ -1,0 +1,118 @@
+"""A full disk, a folder that cannot be written, and a run that another process still writes to."""
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from common import error_line
+from training_process import WHILE_SAVING, assert_same, begin, wait_for
+
+from tools.common import config_file
+from transformer_jax.config import Config
+from transformer_jax.errors import UserError
+from transformer_jax.runs import checkpoint, run
+from transformer_jax.training.trainer import train
+
+FULL = """
+import resource
+def before(owner, name, when, size):
+    function = getattr(owner, name)
+    def limited(*arguments, **options):
+        if when(*arguments):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        return function(*arguments, **options)
+    setattr(owner, name, limited)
+"""
+"""Defines a function after which no file may become larger than `size` bytes."""
+
+CHECKPOINT = """
+from transformer_jax.runs import checkpoint
+saves = []
+before(checkpoint, "_require_space", lambda *_: saves.append(1) or len(saves) == 3, 2_000)
+"""
+METRICS = """
+import time
+from transformer_jax.runs import checkpoint
+from transformer_jax.training.reporters import MetricsFile
+def at_8(metrics, record):
+    while record["step"] == 8 and 6 not in checkpoint.steps(metrics._path.parent / "checkpoints"):
+        time.sleep(0.05)  # until no checkpoint is being written
+    return record["step"] == 8
+before(MetricsFile, "__call__", at_8, 900)
+"""
+CONFIG = """
+from transformer_jax.runs import run
+before(run, "create", lambda *_: True, 1_000)
+"""
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The contents of all files, by name."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("program", "message", "steps"),
+    [
+        (CHECKPOINT, "saving checkpoint 8 in {run}/checkpoints: File too large", [4, 6]),
+        (METRICS, "[Errno 27] File too large: '{run}/metrics.jsonl'", [4, 6]),
+        (CONFIG, "[Errno 27] File too large", []),
+    ],
+    ids=["checkpoint", "metrics", "config"],
+)
+def test_a_full_disk_is_one_line_and_the_run_goes_on(
+    program: str,
+    message: str,
+    steps: list[int],
+    tiny_config: Config,
+    finished: run.Run,
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "r"
+    process, _ = begin(tiny_config, folder, program=FULL + program)
+    _, error = process.communicate(timeout=250)
+    assert process.returncode == 2
+    errors = [line for line in error.splitlines() if "error" in line or "Error" in line]
+    wanted = f"transformer-jax: error: {message.format(run=folder)}"
+    assert len(errors) == 1, error
+    assert error.splitlines()[-1].startswith(wanted)
+    assert checkpoint.steps(folder / "checkpoints") == steps
+    assert folder.exists() == bool(steps)
+    assert_same(train(tiny_config, folder), finished)
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    tiny_config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file is in its place: permissions would not stop root."""
+    config = config_file(tiny_config, tmp_path / "config.py")
+    (tmp_path / "file").write_text("")
+    before = files(tmp_path)
+    for folder in (tmp_path / "file", tmp_path / "file" / "r"):
+        error = error_line(["train", f"--config={config}", f"--run={folder}"], capsys)
+        assert str(tmp_path / "file") in error
+    assert files(tmp_path) == before
+
+
+@pytest.mark.long
+def test_a_job_started_again_deletes_nothing_while_the_first_one_saves(
+    tiny_config: Config, finished: run.Run, tmp_path: Path
+) -> None:
+    folder = tmp_path / "r"
+    endless = replace(tiny_config, train=replace(tiny_config.train, steps=100_000))
+    process, saving = begin(endless, folder, program=WHILE_SAVING)
+    wait_for(saving, process)
+    process.send_signal(signal.SIGTERM)
+    before = files(folder)
+    assert any("00000008.new1" in name for name in before)
+    with pytest.raises(UserError, match=r"is in use by a process on .*; wait for"):
+        train(tiny_config, folder)
+    assert process.poll() is None
+    assert before.items() <= files(folder).items()
+    saving.unlink()
+    process.communicate(timeout=250)
+    assert process.returncode == 143
+    assert checkpoint.steps(folder / "checkpoints")[-1] >= 8
+    assert_same(train(tiny_config, folder), finished)
