@@ -29,7 +29,8 @@ from transformer_jax.decoding.evaluation import score
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.models.make import count_parameters
 from transformer_jax.models.transformer import Transformer
-from transformer_jax.parallel.compile import cache_programs, compile_step
+from transformer_jax.parallel.compile import compile_step
+from transformer_jax.parallel.program_cache import cache_programs
 from transformer_jax.runs import checkpoint
 from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import EOS, PAD

@@ -18,7 +18,7 @@ from transformer_jax.config import DecodeConfig, to_json
 from transformer_jax.decoding.evaluation import score
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.models.make import count_parameters
-from transformer_jax.parallel.compile import cache_programs
+from transformer_jax.parallel.program_cache import cache_programs
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpus

@@ -21,7 +21,7 @@ from transformer_jax.benchmark import results
 from transformer_jax.config import AttentionConfig, Config, load_config_file, to_json
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.models.make import count_parameters
-from transformer_jax.parallel.compile import cache_programs
+from transformer_jax.parallel.program_cache import cache_programs
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.training.trainer import train
 

@@ -11,8 +11,8 @@ from transformer_jax.cli.commands import ProcessOptions, SearchOptions
 from transformer_jax.config import Config, MeshConfig, did_you_mean
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.parallel.compile import cache_programs
 from transformer_jax.parallel.processes import broadcast, join, require_same_everywhere
+from transformer_jax.parallel.program_cache import cache_programs
 from transformer_jax.runs import run
 from transformer_jax.user_code import load_function, search_current_folder
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from transformer_jax.cache_folder import cache_folder
 from transformer_jax.parallel.mesh import DATA, data_parallel_size, replicate
 
 REPLICATED = PartitionSpec()
@@ -78,14 +76,6 @@ def compile_step(
     return compile_function(
         step, mesh, result=result, donate=(0,) if donate else (), options=options
     )
-
-
-def cache_programs(folder: Path | None = None) -> None:
-    """Keeps compiled programs between runs, in `folder`; None: the user's cache folder.
-
-    They are never stored in a run folder, since they are machine code.
-    """
-    jax.config.update("jax_compilation_cache_dir", str(folder or cache_folder("programs")))
 
 
 def _is_spec(leaf: Any) -> bool:
