@@ -1,0 +1,144 @@
+"""A damaged run names the file and continues from an older checkpoint, or changes nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from tools.damage import damage_campaign
+from transformer_jax.errors import UserError
+from transformer_jax.runs import checkpoint, manifest, run
+from transformer_jax.runs.manifest import FORMAT
+from transformer_jax.runs.run import Run
+from transformer_jax.text.corpus import Corpora
+from transformer_jax.training.reporters import MetricsFile, read_metrics
+from transformer_jax.training.resume import restored
+from transformer_jax.training.setup import Setup, prepare
+from transformer_jax.training.trainer import train
+
+EXPECTED = {"stepped back", "refused", "named"}
+
+
+@pytest.fixture
+def copied(finished: Run, tmp_path: Path) -> Run:
+    """A copy of `finished` that a test may change."""
+    return replace(finished, folder=Path(shutil.copytree(finished.folder, tmp_path / "copied")))
+
+
+@pytest.fixture(scope="module")
+def setup(finished: Run) -> Setup:
+    """What training needs to continue `finished`."""
+    return prepare(finished.config, finished, Corpora.of(finished.config.data))
+
+
+def unexpected(found: dict[str, Any]) -> list[dict[str, str]]:
+    """The damages that were not named; an older config.json of the same run is not known as such,
+    nor is another number in the log."""
+
+    def harmless(row: dict[str, str]) -> bool:
+        older = row["file"] == "config.json" and row["kind"] == "replaced by an older one"
+        return row["outcome"] == "harmless" and (older or row["file"] == "metrics.jsonl")
+
+    rows = found["damaged_files"]
+    return [row for row in rows if row["outcome"] not in EXPECTED and not harmless(row)]
+
+
+def test_damage_is_named(finished: Run) -> None:
+    found = damage_campaign(Path(str(finished.folder)), count=5)
+    assert found["silent_loads"] == 0
+    assert unexpected(found) == []
+    assert len(found["damaged_files"]) == 5
+
+
+@pytest.mark.long
+def test_every_damage_to_every_file_is_named(finished: Run) -> None:
+    found = damage_campaign(Path(str(finished.folder)))
+    assert found["silent_loads"] == 0
+    assert unexpected(found) == []
+    files = {row["file"] for row in found["damaged_files"] if ": " not in row["file"]}
+    known = (path for path in Path(str(finished.folder)).rglob("*") if path.is_file())
+    assert files == {path.relative_to(finished.folder).as_posix() for path in known}
+    assert len({row["kind"] for row in found["damaged_files"]}) == 10
+
+
+@pytest.mark.long
+def test_without_digests_damage_would_be_silent(
+    finished: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "verify", lambda path, part: manifest.read(path))
+    assert damage_campaign(Path(str(finished.folder)), count=40)["silent_loads"] > 0
+
+
+def test_an_edited_config_is_refused_until_its_digest_is_deleted(copied: Run) -> None:
+    path = copied.folder / "config.json"
+    text = path.read_text("utf-8")
+    path.write_text(text.replace('"learning_rate": 0.01', '"learning_rate": 0.02'), "utf-8")
+    with pytest.raises(UserError, match=f"{path}: is damaged or was edited: .* delete the line"):
+        run.load(copied.folder)
+    with pytest.raises(UserError, match="is damaged or was edited"):
+        run.load_config(copied.folder)
+    lines = path.read_text("utf-8").splitlines()
+    path.write_text("\n".join(line for line in lines if '"sha256"' not in line), "utf-8")
+    loaded = run.load(copied.folder)
+    assert loaded.config.optimizer.learning_rate == 0.02
+    run.update(loaded, loaded.config)
+    assert "sha256" in json.loads(path.read_text("utf-8"))
+    run.load(copied.folder)
+
+
+def test_a_checkpoint_of_a_newer_version_is_not_stepped_over(copied: Run, setup: Setup) -> None:
+    path = copied.checkpoints / "00000012" / "manifest.json"
+    values = json.loads(path.read_text("utf-8"))
+    path.write_bytes(json.dumps(values | {"format": FORMAT + 1}).encode())
+    with pytest.raises(UserError, match=f"format {FORMAT + 1} is of a newer version"):
+        restored(copied, setup)
+
+
+def test_a_run_that_has_lost_its_checkpoints_says_that_it_starts_anew(
+    copied: Run, setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.rmtree(str(copied.checkpoints))
+    assert restored(copied, setup) is None
+    (said,) = caplog.messages
+    assert f"run {copied.folder}: has no checkpoint, although it was trained to step 12" in said
+    assert said.endswith("starting from the beginning")
+
+
+def test_lost_records_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 2}\n{"step" 4}\n{"step": 6}\n{"step": 8}\n')
+    MetricsFile(path).cut(7, expected=6)
+    assert path.read_bytes() == b'{"step": 2}\n{"step": 6}\n'
+    (said,) = caplog.messages
+    assert said.startswith(f"{path}: line 2: not JSON")
+    caplog.clear()
+    MetricsFile(path).cut(10, expected=10)
+    assert caplog.messages == [f"{path}: records of steps 7 to 10 are lost"]
+    caplog.clear()
+    path.unlink()
+    MetricsFile(path).cut(1)
+    assert caplog.messages == []
+    MetricsFile(path).cut(10, expected=10)
+    assert caplog.messages == [f"{path}: records of steps 1 to 10 are lost"]
+
+
+@pytest.mark.long
+def test_a_run_that_has_stepped_back_ends_with_the_same_bits(
+    finished: Run, copied: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = "weights/manifest.ocdbt"
+    (copied.checkpoints / "00000012" / name).write_bytes(b"damaged")
+    made = train(finished.config, copied.folder)
+    assert f"checkpoint 12 in {copied.checkpoints}: {name} is damaged" in caplog.text
+    assert made.best_step() == finished.best_step()
+    wanted = checkpoint.restore(finished.checkpoints, 12, "weights")
+    found = checkpoint.restore(made.checkpoints, 12, "weights")
+    assert jax.tree.all(jax.tree.map(lambda a, b: a.tobytes() == b.tobytes(), found, wanted))
+    ours, theirs = (read_metrics(each.folder / "metrics.jsonl") for each in (made, finished))
+    assert [(r["kind"], r["step"]) for r in ours] == [(r["kind"], r["step"]) for r in theirs]
