@@ -173,6 +173,7 @@ def load(folder: epath.PathLike) -> Run:
         config = dataclasses.replace(config, execution=execution)
     match stored.get("tokenizers"):
         case [str(), str()] as digests:
+            _verify(path, stored)
             tokenizers = tokenizer.load(folder, digests)
         case other:
             raise UserError(f"{path}: tokenizers={other!r}: must be two digests")
@@ -182,7 +183,10 @@ def load(folder: epath.PathLike) -> Run:
 
 def load_config(folder: epath.PathLike) -> Config:
     """Returns the config of a run as it is stored, to continue training. UserError: as `load`."""
-    return _config(*_stored(folder))
+    path, stored = _stored(folder)
+    config = _config(path, stored)
+    _verify(path, stored)
+    return config
 
 
 def _is_free(folder: AnyPath) -> bool:
@@ -211,13 +215,11 @@ def _stored(folder: epath.PathLike) -> tuple[AnyPath, dict[str, Any]]:
 
 
 def _config(path: AnyPath, stored: dict[str, Any]) -> Config:
-    """Returns the config that config.json stores. UserError: it is wrong, or the file damaged."""
+    """Returns the config that config.json stores. UserError: it is wrong."""
     try:
-        config = from_json(stored["config"])
+        return from_json(stored["config"])
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    _verify(path, stored)
-    return config
 
 
 def _verify(path: AnyPath, stored: dict[str, Any]) -> None:
