@@ -9,7 +9,7 @@ INSTALLED := .venv/.installed
 # Compilation uses one core; a file's tests share what they compile.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k recipes attention attention-kinds layers windows remat devices scaling gpu readme docs clean
+.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k recipes attention attention-kinds layers windows remat devices faults scaling gpu readme docs clean
 
 help:
 	@echo "make quickstart        train on the built-in corpus (about 5 minutes) and translate"
@@ -27,6 +27,7 @@ help:
 	@echo "make windows           measure the cost of local attention, results/windows.json"
 	@echo "make remat             measure policies of rematerialization, results/remat.json"
 	@echo "make devices           compare a run on many meshes and processes (10 minutes), results/devices.json"
+	@echo "make faults            kill, signal, fill and damage runs (40 minutes), results/faults.json"
 	@echo "make scaling           compile for TPU slices ahead of time (an hour), results/scaling.json"
 	@echo "make gpu               test and measure on a GPU with PYTHON (at most 10 minutes), results/gpu.json"
 	@echo "make readme            update tables and figures from results/ and the code"
@@ -100,6 +101,10 @@ remat: $(INSTALLED)
 
 devices: $(INSTALLED)
 	XLA_FLAGS=--xla_force_host_platform_device_count=8 $(PY) -m tools.devices
+	$(MAKE) readme
+
+faults: $(INSTALLED)
+	$(PY) -m tools.faults
 	$(MAKE) readme
 
 # In an environment of its own: with libtpu, JAX looks for a TPU whenever it starts.
