@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
+import importlib.util
 import json
 import os
 import random
@@ -27,12 +27,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto import event_pb2
 
 from tools.common import config_file
 from transformer_jax.benchmark import results
@@ -53,7 +54,7 @@ from transformer_jax.training.reporters import read_metrics
 FOLDER = Path("runs/faults")
 STEPS = 40
 PHASES = ("training", "saving", "evaluating")
-KILLS = {1: dict.fromkeys(PHASES, 7), 2: dict.fromkeys(PHASES, 2)}
+PER_PHASE = {1: 7, 2: 2}
 """Number of kills in each phase, by number of processes."""
 
 WINDOWS = 30
@@ -250,23 +251,20 @@ def durations(events: list[dict[str, Any]]) -> dict[str, float]:
 # Comparisons
 
 
-def outcome(run: Path, step: int = STEPS) -> dict[str, Any]:
+def outcome(run: Path) -> dict[str, Any]:
     """Returns what must not depend on interruptions: digests of the arrays of the last checkpoint,
     the progress in the data, metrics, and scalars of TensorBoard."""
     folder = run / "checkpoints"
-    found: dict[str, Any] = {
-        "steps": checkpoint.steps(folder),
-        "best": checkpoint.best_step(folder),
-    }
-    for tree in ("weights", "training"):
+    steps = checkpoint.steps(folder)
+    found: dict[str, Any] = {"steps": steps, "best": checkpoint.best_step(folder)}
+    for name in ("weights", "training"):
         digest = hashlib.sha256()
-        for path, leaf in jax.tree_util.tree_leaves_with_path(
-            checkpoint.restore(folder, step, tree)
-        ):
+        tree = checkpoint.restore(folder, steps[-1], name)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             digest.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}".encode())
             digest.update(np.ascontiguousarray(leaf).tobytes())
-        found[tree] = digest.hexdigest()
-    progress = checkpoint.progress(folder, step)
+        found[name] = digest.hexdigest()
+    progress = checkpoint.progress(folder, steps[-1])
     progress.pop("seconds")
     progress["sums"].pop("seconds")
     found["progress"] = progress
@@ -295,13 +293,14 @@ def scalars(folder: Path) -> list[tuple[int, str, float]]:
     return sorted(shown)
 
 
-def _events(data: bytes) -> Iterator[Event]:
+def _events(data: bytes) -> Iterator[Any]:
     """Yields the events of a file; a last one that a crash has truncated is ignored."""
+    event = vars(event_pb2)["Event"]  # made at run time, unknown to type checkers
     while len(data) >= 12:
         (size,) = struct.unpack("<Q", data[:8])
         if len(data) < 16 + size:
             return
-        yield Event.FromString(data[12 : 12 + size])
+        yield event.FromString(data[12 : 12 + size])
         data = data[16 + size :]
 
 
@@ -349,12 +348,16 @@ def say(text: str) -> None:
 # The campaign
 
 
-def kills(reference: Reference, wanted: Mapping[str, int], draw: random.Random) -> dict[str, Any]:
-    """Kills runs at random moments of training, saving and evaluating, until there are `wanted`.
+def kills(reference: Reference, each: int, draw: random.Random) -> dict[str, Any]:
+    """Kills runs at random moments of training, saving and evaluating, `each` times in each phase.
 
     With two processes, one of them or both die. Returns every kill and the mismatches of the runs.
     """
-    left, done, runs = Counter(wanted), list[dict[str, Any]](), list[dict[str, Any]]()
+    left, done, runs = (
+        Counter(dict.fromkeys(PHASES, each)),
+        list[dict[str, Any]](),
+        list[dict[str, Any]](),
+    )
     while left.total() > 0:
         run, here = reference.fresh("killed"), list[dict[str, Any]]()
         while left.total() > 0 and len(here) < PER_RUN:
@@ -586,8 +589,8 @@ with lock.locked(pathlib.Path({str(folder)!r})):
 
     def hold(seconds: int) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", code, str(seconds)]
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, text=True, env=environment(), **streams)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, text=True, env=environment(), stdout=pipe, stderr=pipe)
 
     def line(process: subprocess.Popen[str]) -> str:
         assert process.stdout is not None
@@ -614,7 +617,7 @@ def measured(module: str, function: str, *arguments: Any) -> Any:
     if importlib.util.find_spec(module) is None:
         say(f"{module}: missing")
         return None
-    return getattr(importlib.import_module(module), function)(*arguments)
+    return getattr(import_module(module), function)(*arguments)
 
 
 def campaign(seed: int) -> dict[str, Callable[[], Any]]:
@@ -629,8 +632,8 @@ def campaign(seed: int) -> dict[str, Callable[[], Any]]:
     begun = Reference(replace(setting, folder=FOLDER / "begun", options=options))
     draw = random.Random(seed)
     return {
-        "one_process": lambda: kills(whole, KILLS[1], draw),
-        "two_processes": lambda: kills(two, KILLS[2], draw),
+        "one_process": lambda: kills(whole, PER_PHASE[1], draw),
+        "two_processes": lambda: kills(two, PER_PHASE[2], draw),
         "windows": lambda: windows(begun, draw, WINDOWS),
         "signals": lambda: [*signals(whole, draw), *signals(two, draw)],
         "nan_steps": lambda: nan_steps(setting, config),
@@ -700,7 +703,7 @@ def failures(found: dict[str, Any]) -> Iterator[str]:
 
 def main() -> None:
     """Runs the campaign and writes the result file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
     parser.add_argument("--continue", action="store_true", dest="go_on", help="keep finished parts")
     options = parser.parse_args()

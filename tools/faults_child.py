@@ -3,8 +3,8 @@
     FAULTS='{"log": FILE}' python -m tools.faults_child train ...
 
 Each line of the file is an event: {"at": seconds of the monotonic clock, "pid", "process", and
-"phase" with "begin": true or false, "operation", or "step" of a step that was skipped}. Further keys
-of FAULTS cause a fault:
+"phase" with "begin": true or false, "operation", or "step" of a step that was skipped}. Further
+keys of FAULTS cause a fault:
 
     kill_at: [operation, n]         SIGKILL before the nth operation of this name on the run's files
     at_save: [n, "limit", bytes]    from the nth save on, no file may be larger
@@ -103,7 +103,8 @@ def log_phases(log: Log, at_save: tuple[int, str, int]) -> None:
         finally:
             log(phase="saving", begin=False)
 
-    Checkpoints.save, Checkpoints._finish = begin, end
+    for name, function in {"save": begin, "_finish": end}.items():
+        setattr(Checkpoints, name, function)
     make = trainer.compile_step
 
     def compiled(*arguments: Any, **options: Any) -> Callable[..., Any]:
@@ -217,7 +218,7 @@ def respect_permissions() -> None:
 
 
 def main() -> None:
-    """Runs the command line of this program, or, as a process of `--processes`, that of `launch`."""
+    """Runs a command, or one of the processes that `--processes` starts."""
     faults = json.loads(os.environ["FAULTS"])
     log = Log(faults["log"])
     run = next(a for a in sys.argv if a.startswith("--run=")).removeprefix("--run=")
