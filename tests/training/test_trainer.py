@@ -32,7 +32,7 @@ from transformer_jax.files import AnyPath, find_path
 from transformer_jax.parallel.compile import DETERMINISTIC
 from transformer_jax.runs import checkpoint, lock, run
 from transformer_jax.runs.checkpoint import Checkpoints
-from transformer_jax.training import setup
+from transformer_jax.training import setup, trainer
 from transformer_jax.training.planning import compile_training_step
 from transformer_jax.training.reporters import MetricsFile, read_metrics
 from transformer_jax.training.setup import empty_batch, loss_fn, prepare
@@ -386,6 +386,28 @@ def test_a_run_stopped_before_its_first_checkpoint_begins_with_the_same_weights(
     assert checkpoint.steps(tmp_path / "r" / "checkpoints") == []
     with pytest.raises(UserError, match=rf"give --init-from={finished.folder} again"):
         train(tiny_config, tmp_path / "r")
+    assert same(begin(tmp_path / "r"), begin(tmp_path / "whole"), 12)
+
+
+@pytest.mark.long
+def test_weights_of_another_run_do_not_replace_those_saved_meanwhile(
+    tiny_config: Config, finished: run.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process saves after this one has found no checkpoint, and before it has the lock."""
+
+    def kill(record: dict[str, Any]) -> None:
+        raise RuntimeError
+
+    def save_first(*arguments: Any) -> setup.Setup:
+        monkeypatch.setattr(trainer, "prepare", prepare)
+        train(short, tmp_path / "r", init_from=finished.folder)
+        return prepare(*arguments)
+
+    begin = partial(train, tiny_config, init_from=finished.folder)
+    short = replace(tiny_config, train=replace(tiny_config.train, steps=4))
+    with pytest.raises(RuntimeError):
+        begin(tmp_path / "r", reporters=[kill])
+    monkeypatch.setattr(trainer, "prepare", save_first)
     assert same(begin(tmp_path / "r"), begin(tmp_path / "whole"), 12)
 
 

@@ -133,7 +133,7 @@ def _train(
         state, progress = resumed or (_initial_state(setup, init_key, stop), Progress())
     except Stopped:
         return End("stopped before the first step", stop.agreed())
-    if source is not None:
+    if source is not None and not resumed:  # another process may have saved meanwhile
         state = with_params_of(source, state, setup)
     metrics = MetricsFile(folder / "metrics.jsonl")
     if is_coordinator():
