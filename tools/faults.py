@@ -23,6 +23,7 @@ import statistics
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -140,17 +141,25 @@ class Job:
         environment: Mapping[str, str],
         faults: Mapping[str, Any],
     ) -> None:
-        self._log, self._errors = folder / "events.jsonl", folder / "errors.txt"
+        self._log = folder / "events.jsonl"
         self._log.write_bytes(b"")
         faults = {"log": str(self._log.absolute()), **faults}
-        with self._errors.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tools.faults_child", *arguments],
-                env={**environment, "FAULTS": json.dumps(faults)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-            )
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tools.faults_child", *arguments],
+            env={**environment, "FAULTS": json.dumps(faults)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,  # a file would be limited in size, too
+        )
+        self._errors = bytearray()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as stream:
+            for line in stream:
+                self._errors += line
 
     def events(self) -> list[dict[str, Any]]:
         """Returns what the processes have written down."""
@@ -197,12 +206,13 @@ class Job:
             print("  killed after", timeout, "seconds:", self.errors()[-2000:], flush=True)
         while not all(map(_dead, self.pids().values())):
             time.sleep(0.01)
+        self._reader.join()
         lines = self.errors().strip().splitlines()
         return status if status >= 0 else 128 - status, lines[-1] if lines else ""
 
     def errors(self) -> str:
         """Returns what the command has written to standard error."""
-        return self._errors.read_text("utf-8", "replace")
+        return self._errors.decode(errors="replace")
 
 
 def _dead(pid: int) -> bool:
@@ -558,11 +568,14 @@ def locks(reference: Reference) -> dict[str, Any]:
     run = reference.fresh("locked")
     first = reference.setting.start(run)
     first.wait_for("saving")
+    first.signal(signal.SIGSTOP)  # the run would end meanwhile
     other = replace(reference.setting, folder=reference.setting.folder / "second")
     other.folder.mkdir(exist_ok=True)
     status, line = other.start(run).wait()
     found: dict[str, Any] = {"second": {"status": status, "message": line}}
-    found["second"]["holder_goes_on"] = not first.ended()
+    saves = len(_begins(first.events(), "saving"))
+    first.signal(signal.SIGCONT)
+    found["second"]["holder_goes_on"] = first.wait_for("saving", saves + 1)
     first.kill()
     first.wait()
     began = time.monotonic()

@@ -26,6 +26,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ class Log:
 
     def __call__(self, **event: Any) -> None:
         where = {"at": time.monotonic(), "pid": os.getpid(), "process": self._process}
-        os.write(self._file, (json.dumps(where | event) + "\n").encode())
+        with suppress(OSError):  # the limit `at_save` concerns this file, too
+            os.write(self._file, (json.dumps(where | event) + "\n").encode())
 
     def phase(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that is a phase."""
@@ -131,7 +133,7 @@ def log_operations(log: Log, run: str, name: str | None, nth: int) -> None:
     found: Counter[str] = Counter()
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if (operation := _operation(event, arguments, run)) is None:
+        if (operation := operation_name(event, arguments, run)) is None:
             return
         found[operation] += 1
         log(operation=operation)
@@ -141,7 +143,7 @@ def log_operations(log: Log, run: str, name: str | None, nth: int) -> None:
     sys.addaudithook(audit)
 
 
-def _operation(event: str, arguments: tuple[Any, ...], run: str) -> str | None:
+def operation_name(event: str, arguments: tuple[Any, ...], run: str) -> str | None:
     """Returns the name of an operation that changes a file of the run, with N for numbers and X for
     random names."""
     if event == "open":
@@ -177,8 +179,9 @@ def poison(log: Log, kind: str, every: int) -> None:
             total, sums = loss(params, batch, *rest)
             chosen = jnp.sum(batch.source) % every == 0
             if kind == "gradient NaN":  # the value of the root is 0, its derivative infinite
-                leaf = jax.tree.leaves(params)[0]
-                return total + jnp.where(chosen, jnp.sqrt(jnp.sum(leaf * 0)), 0.0), sums
+                zero = jnp.sum(jax.tree.leaves(params)[0] * 0)
+                root = jnp.sqrt(jnp.where(chosen, zero, 1.0))
+                return total + root - jnp.where(chosen, 0.0, 1.0), sums
             bad = jnp.nan if kind == "loss NaN" else jnp.inf
             return total + jnp.where(chosen, bad, 0.0), sums
 

@@ -1,0 +1,147 @@
+"""The campaign of faults kills where it says, and notices what it looks for."""
+
+import os
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboardX import SummaryWriter
+
+from tools import faults, faults_child
+from tools.common import config_file
+from tools.faults import Reference, Setting
+from transformer_jax.config import Config
+from transformer_jax.runs import checkpoint
+from transformer_jax.runs.run import Run
+from transformer_jax.training.reporters import TensorBoard
+
+
+def setting(folder: Path, config: Config, **options: Any) -> Setting:
+    """How runs are trained as by tests, with programs that compile fast."""
+    flags = {"XLA_FLAGS": os.environ["XLA_FLAGS"], "XDG_CACHE_HOME": str(folder / "user_cache")}
+    used = faults.environment(JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0.1", **flags)
+    return Setting(folder, config_file(config, folder / "config.py"), environment=used, **options)
+
+
+def test_a_run_killed_while_it_publishes_a_checkpoint_ends_as_if_it_were_not(
+    tiny_config: Config, finished: Run, tmp_path: Path
+) -> None:
+    """Before the second checkpoint gets its name, by the command line."""
+    used, run = setting(tmp_path, tiny_config, options=()), tmp_path / "run"
+    operation = "rename checkpoints/N.newN"
+    job = used.start(run, {"kill_at": [operation, 2]})
+    status, _ = job.wait()
+    assert status == 137
+    assert [e.get("operation") for e in job.events()].count(operation) == 2
+    assert faults.phase_of(faults.active(job.events())) in ("saving", "evaluating")
+    assert checkpoint.steps(run / "checkpoints") == [4, 6]  # whole, though without its name
+    assert used.start(run).wait()[0] == 0
+    assert faults.differences(faults.outcome(run), faults.outcome(Path(finished.folder))) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_signal_in_training_is_compared(
+    tiny_config: Config, tmp_path: Path, processes: int
+) -> None:
+    longer = replace(tiny_config, train=replace(tiny_config.train, steps=60))
+    used = setting(tmp_path, longer, processes=processes)
+    reference = Reference(used)
+    for each in faults.signals(reference, random.Random(0)):
+        assert each["mismatches"] == []
+        assert each["status"] == {"SIGTERM": 143, "SIGINT": 130}[each["signal"]]
+
+
+def test_differences_are_noticed(finished: Run, tmp_path: Path) -> None:
+    wanted = faults.outcome(Path(finished.folder))
+    run = tmp_path / "run"
+    shutil.copytree(finished.folder, run)
+    assert faults.differences(faults.outcome(run), wanted) == []
+    metrics = run / "metrics.jsonl"
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(b"".join([*lines, lines[-1]]))
+    assert faults.differences(faults.outcome(run), wanted) == ["metrics"]
+    metrics.write_bytes(b"".join(lines[:-2]))
+    assert faults.differences(faults.outcome(run), wanted) == ["metrics"]
+    metrics.write_bytes(b"".join(lines))
+    newest = run / "checkpoints" / "00000012"
+    shutil.rmtree(newest)
+    shutil.copytree(run / "checkpoints" / "00000008", newest)
+    manifest = newest / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"step": 8', '"step": 12'))
+    found = faults.differences(faults.outcome(run), wanted)
+    assert found == ["weights", "training", "progress"]
+
+
+def test_scalars_are_those_that_tensorboard_shows(tmp_path: Path) -> None:
+    def write(first: int, steps: range, name: str) -> None:
+        reporter = TensorBoard(tmp_path)
+        reporter({"kind": "message", "step": first, "text": ""})
+        reporter._writer = SummaryWriter(str(tmp_path), purge_step=first + 1, filename_suffix=name)
+        for step in steps:
+            reporter({"kind": "train", "step": step, "loss": step / 2, "minutes": 0.5})
+        reporter._writer.close()
+
+    write(0, range(2, 9, 2), ".1")
+    write(4, range(6, 13, 2), ".2")
+    assert faults.scalars(tmp_path) == [(step, "loss", step / 2) for step in range(2, 13, 2)]
+
+
+def test_broken_promises_are_named() -> None:
+    signals = [
+        {"signal": "SIGTERM", "phase": "saving", "status": 143, "mismatches": []},
+        {"signal": "SIGINT", "phase": "saving", "status": 0, "mismatches": []},
+    ]
+    skipped = {"kind": "loss NaN", "skipped": [3], "said": [3], "counted": 1, "changed": []}
+    skipped |= {"all": {"status": 2}}
+    found = {
+        "mismatches": 0,
+        "runs_compared": 9,
+        "silent_loads": 0,
+        "signals": signals[:1],
+        "nan_steps": [skipped],
+        "disk_faults": [{"fault": "full", "status": 2, "mismatches": []}],
+        "locks": {
+            "second": {"status": 2, "holder_goes_on": True},
+            "without_flock": {"taken": True},
+        },
+    }
+    assert list(faults.failures(found)) == []
+    broken = found | {
+        "mismatches": 1,
+        "silent_loads": 2,
+        "signals": signals,
+        "nan_steps": [skipped | {"changed": [".params"]}],
+        "disk_faults": [{"fault": "full", "status": 1}],
+        "locks": found["locks"] | {"without_flock": {"taken": False}},
+    }
+    assert len(list(faults.failures(broken))) == 6
+
+
+def test_phases_are_those_that_have_not_ended() -> None:
+    begun = [{"phase": name, "begin": True, "process": 0} for name in ("training", "evaluating")]
+    ended = [{"phase": "evaluating", "begin": False, "process": 0}]
+    other = [{"phase": "saving", "begin": True, "process": 1}]
+    assert faults.phase_of(faults.active([])) == "starting"
+    assert faults.phase_of(faults.active(begun + other)) == "evaluating"
+    assert faults.phase_of(faults.active(begun + ended + other)) == "training"
+    assert faults.active(other, 1) == ["saving"]
+
+
+@pytest.mark.parametrize(
+    ("event", "arguments", "name"),
+    [
+        ("open", ("/r/config.json", None, os.O_RDONLY), None),
+        ("open", ("/r/metrics.jsonl", None, os.O_WRONLY | os.O_APPEND), "open metrics.jsonl"),
+        ("open", ("/elsewhere", None, os.O_WRONLY), None),
+        ("os.rename", ("/r/checkpoints/00000012.new1", "x", -1, -1), "rename checkpoints/N.newN"),
+        ("os.remove", ("manifest.json", 7), "remove manifest.json"),
+        ("os.remove", ("manifest.json", -1), None),
+        ("os.mkdir", (b"/r/checkpoints", 0o777, -1), "mkdir checkpoints"),
+    ],
+)
+def test_operations_have_names(event: str, arguments: tuple[Any, ...], name: str | None) -> None:
+    assert faults_child.operation_name(event, arguments, "/r") == name
