@@ -45,6 +45,7 @@ def measure(turns: int = TURNS, steps: int = STEPS) -> dict[str, Any]:
     - digest_stall_share: share of the stall that digests add; 0 if the turns do not show one.
     - save_ms, digest_ms: of a save and of its digests while nothing else runs.
     - digest_share_of_save: their ratio.
+    - digest_ms_over_step_stall_ms: the most that digests can add to the stall, as a share of it.
     """
     train = _trainer()
     times: dict[str, list[float]] = {name: [] for name in ("none", "save", "no digests")}
@@ -74,6 +75,7 @@ def measure(turns: int = TURNS, steps: int = STEPS) -> dict[str, Any]:
         return statistics.median(a - b for a, b in pairs) * 1e3
 
     added, without = stall("save"), stall("no digests")
+    digest_ms = statistics.median(digests for _, digests in alone) * 1e3
     return {
         "turns": turns,
         "steps": steps,
@@ -82,8 +84,9 @@ def measure(turns: int = TURNS, steps: int = STEPS) -> dict[str, Any]:
         "step_stall_without_digests_ms": without,
         "digest_stall_share": max(0.0, added / without - 1) if without > 0 else 0.0,
         "save_ms": statistics.median(total for total, _ in alone) * 1e3,
-        "digest_ms": statistics.median(digests for _, digests in alone) * 1e3,
+        "digest_ms": digest_ms,
         "digest_share_of_save": statistics.median(digests / total for total, digests in alone),
+        "digest_ms_over_step_stall_ms": digest_ms / added if added > 0 else None,
     }
 
 

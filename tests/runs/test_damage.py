@@ -68,6 +68,7 @@ def test_every_damage_to_every_file_is_named(finished: Run) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of Orbax
 def test_without_digests_damage_would_be_silent(
     finished: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
