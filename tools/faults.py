@@ -197,7 +197,10 @@ class Job:
                 os.kill(pid, signal.SIGKILL)
 
     def wait(self, timeout: float = 300) -> tuple[int, str]:
-        """Waits for the end of all processes. Returns the status of a shell and the last line."""
+        """Waits for the end of all processes.
+
+        Returns the status as a shell does, and the error message or else the last line.
+        """
         try:
             status = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -208,7 +211,8 @@ class Job:
             time.sleep(0.01)
         self._reader.join()
         lines = self.errors().strip().splitlines()
-        return status if status >= 0 else 128 - status, lines[-1] if lines else ""
+        said = [line for line in lines if line.startswith("transformer-jax: error")] or lines
+        return status if status >= 0 else 128 - status, said[-1] if said else ""
 
     def errors(self) -> str:
         """Returns what the command has written to standard error."""
