@@ -439,7 +439,9 @@ def windows(reference: Reference, draw: random.Random, most: int) -> dict[str, A
             job = reference.setting.start(run, {"kill_at": [name, nth]})
             status, _ = job.wait()
             if status != 128 + signal.SIGKILL:
-                break  # the run has ended without this operation
+                # The run has ended without this operation. A new run comes to it.
+                names += [name] if here else []
+                break
             say(f"killed before {name}")
             here.append(name)
         mismatches = reference.finish(run)
