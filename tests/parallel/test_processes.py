@@ -122,6 +122,7 @@ def test_a_process_with_another_config_is_refused_by_name(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_run_that_is_not_shared_is_refused(tiny_config: Config, tmp_path: Path) -> None:
     config = config_file(tiny_config, tmp_path / "config.py")
     join = f"--coordinator=127.0.0.1:{free_port()}"
@@ -206,6 +207,7 @@ def test_a_port_that_is_in_use_is_named(tiny_config: Config, tmp_path: Path) -> 
         )
 
 
+@pytest.mark.long
 def test_processes_that_do_not_come_are_told(
     tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +238,7 @@ def rows(fixtures: Path) -> list[list[str]]:
     return [line.split("\t") for line in text.splitlines()]
 
 
+@pytest.mark.long
 def test_two_processes_translate_as_one(fixtures: Path) -> None:
     """Each sentence once, in order. Process 0 alone reads, writes and warns."""
     sources, wanted, _ = zip(*rows(fixtures)[:4], strict=True)

@@ -15,7 +15,7 @@ from tools import faults, faults_child
 from tools.common import config_file
 from tools.faults import Reference, Setting
 from transformer_jax.config import Config
-from transformer_jax.runs import checkpoint
+from transformer_jax.runs import checkpoint, manifest
 from transformer_jax.runs.run import Run
 from transformer_jax.training.reporters import TensorBoard
 from transformer_jax.training.trainer import train
@@ -74,10 +74,11 @@ def test_differences_are_noticed(finished: Run, tmp_path: Path) -> None:
     assert faults.differences(faults.outcome(run), wanted) == ["metrics"]
     metrics.write_bytes(b"".join(lines))
     newest = run / "checkpoints" / "00000012"
+    best = manifest.read(newest).best
     shutil.rmtree(newest)
     shutil.copytree(run / "checkpoints" / "00000008", newest)
-    manifest = newest / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"step": 8', '"step": 12'))
+    (newest / manifest.NAME).unlink()
+    manifest.write(newest, 12, best)
     found = faults.differences(faults.outcome(run), wanted)
     assert found == ["weights", "training", "progress"]
 

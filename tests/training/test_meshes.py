@@ -64,6 +64,7 @@ def test_a_run_goes_on_with_other_devices(
     assert consumed == [sorted(sources(batch)) for _, batch, _ in batches]
 
 
+@pytest.mark.long
 def test_translations_do_not_depend_on_the_mesh(finished: Run) -> None:
     params, sizes = finished.params(), (finished.config, finished.tokenizers)
     lines = ["red green", "old", "", "new blue small red red", "old new"]

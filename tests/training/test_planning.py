@@ -118,6 +118,7 @@ def test_remedies_fit() -> None:
     assert [remedy.option for remedy in sharded] == ["--config.mesh.fsdp=4"]
 
 
+@pytest.mark.long
 def test_remedies_are_configs_that_train() -> None:
     """pmap has no fsdp, and batches have at least 8 rows."""
     made = planner(MeshConfig(), 64, execution=ExecutionConfig(executor="pmap"))

@@ -323,6 +323,7 @@ def test_a_signal_stops_after_the_step_and_the_run_goes_on(
     assert records(made) == records(finished)
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_is_stepped_over(
     tiny_config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
