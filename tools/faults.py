@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import json
 import os
 import random
@@ -28,7 +27,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,10 @@ import jax
 import numpy as np
 from tensorboardX.proto import event_pb2
 
+from tools import save_stall
+from tools.billion_pairs import billion_pairs
 from tools.common import config_file
+from tools.damage import damage_campaign
 from transformer_jax.benchmark import results
 from transformer_jax.config import (
     Config,
@@ -631,14 +632,6 @@ with lock.locked(pathlib.Path({str(folder)!r})):
     return found
 
 
-def measured(module: str, function: str, *arguments: Any) -> Any:
-    """Returns what a function of another tool measures; None: there is no such tool."""
-    if importlib.util.find_spec(module) is None:
-        say(f"{module}: missing")
-        return None
-    return getattr(import_module(module), function)(*arguments)
-
-
 def campaign(seed: int) -> dict[str, Callable[[], Any]]:
     """Returns the parts of the campaign by name."""
     config = make_config(FOLDER)
@@ -658,9 +651,9 @@ def campaign(seed: int) -> dict[str, Callable[[], Any]]:
         "nan_steps": lambda: nan_steps(setting, config),
         "disk_faults": lambda: disk_faults(whole),
         "locks": lambda: locks(whole),
-        "damage": lambda: measured("tools.damage", "damage_campaign", whole.run),
-        "save_stall": lambda: measured("tools.save_stall", "measure"),
-        "billion_pairs": lambda: measured("tools.billion_pairs", "billion_pairs"),
+        "damage": lambda: damage_campaign(whole.run),
+        "save_stall": lambda: save_stall.measure(),
+        "billion_pairs": lambda: billion_pairs(),
         "config": lambda: to_json(config),
     }
 
@@ -671,7 +664,8 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
     killed = [*one["kills"], *two["kills"]]
     runs = [*one["runs"], *two["runs"], *found["windows"]["runs"]]
     continued = [*runs, *found["signals"], *found["disk_faults"], found["locks"]]
-    damage, stall = found["damage"] or {}, found["save_stall"] or {}
+    damage, stall = found["damage"], found["save_stall"]
+    outcomes = Counter(f"{row['kind']}: {row['outcome']}" for row in damage["damaged_files"])
     return {
         "kills": len(killed),
         "kills_by_phase": dict(Counter(kill["phase"] for kill in killed)),
@@ -683,15 +677,15 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
         "nan_steps": found["nan_steps"],
         "disk_faults": found["disk_faults"],
         "locks": found["locks"],
-        "damaged_files": damage.get("damaged_files"),
-        "silent_loads": damage.get("silent_loads"),
-        "digest_share_of_save": stall.get("digest_share_of_save"),
-        "step_stall_ms": stall.get("step_stall_ms"),
+        "damaged_files": len(damage["damaged_files"]),
+        "damage_outcomes": dict(sorted(outcomes.items())),
+        "silent_loads": damage["silent_loads"],
+        "digest_share_of_save": stall["digest_share_of_save"],
+        "step_stall_ms": stall["step_stall_ms"],
         "billion_pairs": found["billion_pairs"],
         "details": {
             "kills": killed,
             "runs": runs,
-            "damage": found["damage"],
             "save_stall": found["save_stall"],
         },
         "config": found["config"],
