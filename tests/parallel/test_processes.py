@@ -25,7 +25,7 @@ from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, find_path
 from transformer_jax.parallel import processes
-from transformer_jax.runs import checkpoint, run
+from transformer_jax.runs import checkpoint, lock, run
 from transformer_jax.runs.run import Run
 from transformer_jax.training import setup
 from transformer_jax.training.reporters import read_metrics
@@ -354,6 +354,33 @@ def test_the_death_of_a_process_ends_all_and_the_run_goes_on(
     assert error.count("error") == 1  # nothing of what the other process says of it
     end(start(config_file(tiny_config, tmp_path / "b.py"), folder, "--processes=2"), 0)
     np.testing.assert_allclose(losses(run.load(folder)), losses(finished), rtol=1e-5)
+
+
+@pytest.mark.long
+def test_processes_end_with_their_launcher(tiny_config: Config, tmp_path: Path) -> None:
+    """Otherwise they would hold the lock of the run, and the same command would be refused."""
+    folder = tmp_path / "run"
+    endless = replace(tiny_config, train=replace(tiny_config.train, steps=100_000))
+    config = config_file(endless, tmp_path / "config.py")
+    training = start(config, folder, "--processes=2")
+    wait_for(folder / "checkpoints/00000004", training)
+    children = Path(f"/proc/{training.pid}/task/{training.pid}/children").read_text().split()
+    training.kill()
+    training.communicate(timeout=20)
+    end = time.monotonic() + 20
+    while any(map(is_running, children)):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    with lock.locked(folder):
+        pass
+
+
+def is_running(pid: str) -> bool:
+    """Whether a process has not ended; one that nobody has waited for has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -27,7 +28,7 @@ STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 def launch(arguments: Sequence[str], options: ProcessOptions) -> None:
     """Runs the command line in several processes, and passes on SIGINT and SIGTERM to all of them;
-    a second signal ends them at once.
+    a second signal ends them at once. They end with this process, however it ends.
 
     Process 0 alone reads standard input and prints messages. Whatever else a process writes to
     standard error goes to a file and is shown if the process is the first to fail, since those that
@@ -46,11 +47,15 @@ def launch(arguments: Sequence[str], options: ProcessOptions) -> None:
     with ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
         processes: list[subprocess.Popen[bytes]] = []
+        life, own = os.pipe()  # this process alone holds the end `own`, until it dies
+        stack.callback(os.close, own)
+        stack.callback(os.close, life)
         passed_on = _pass_on_signals(processes)
         try:
             for index, file in enumerate(files):
                 log = None if options.debug else file
-                processes.append(_start([*command, f"--process={index}/{count}"], index, log))
+                arguments = [*command, f"--process={index}/{count}"]
+                processes.append(_start(arguments, index, log, life))
             index = _first_failure(processes)
         finally:
             for process in processes:
@@ -81,15 +86,18 @@ def _fail(
     sys.exit(status if status > 0 else 1)
 
 
-def _start(arguments: Sequence[str], index: int, log: IO[bytes] | None) -> subprocess.Popen[bytes]:
-    """Starts process `index`, with `log` as its standard error."""
+def _start(
+    arguments: Sequence[str], index: int, log: IO[bytes] | None, life: int
+) -> subprocess.Popen[bytes]:
+    """Starts process `index`, with `log` as its standard error. It ends when the pipe `life` is
+    closed."""
     messages = os.dup(2)  # for those of process 0
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", __name__, str(2 if index else messages), *arguments],
+            [sys.executable, "-m", __name__, str(2 if index else messages), str(life), *arguments],
             stdin=subprocess.DEVNULL if index else None,
             stderr=log,
-            pass_fds=[messages],
+            pass_fds=[messages, life],
             start_new_session=True,  # otherwise the terminal would send Ctrl-C to it, too
         )
     finally:
@@ -97,12 +105,20 @@ def _start(arguments: Sequence[str], index: int, log: IO[bytes] | None) -> subpr
 
 
 def _run() -> None:
-    """Runs a command line in a started process. The first argument is the file descriptor of its
-    messages; tracebacks and what C++ prints go to standard error."""
-    descriptor, *arguments = sys.argv[1:]
+    """Runs a command line in a started process. The first arguments are file descriptors: of its
+    messages, while tracebacks and what C++ prints go to standard error, and of the pipe that is
+    closed when the launcher has died."""
+    descriptor, life, *arguments = sys.argv[1:]
+    threading.Thread(target=_end_with, args=(int(life),), daemon=True).start()
     encoding, errors = sys.stderr.encoding, sys.stderr.errors
     sys.stderr = os.fdopen(int(descriptor), "w", 1, encoding, errors, closefd=False)
     main(arguments)
+
+
+def _end_with(life: int) -> None:
+    """Ends this process when the pipe is closed."""
+    os.read(life, 1)
+    os._exit(1)
 
 
 def _pass_on_signals(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
