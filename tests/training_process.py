@@ -35,7 +35,7 @@ def begin(
     code = f"{program}\nfrom transformer_jax.cli.main import main; main()"
     there = folder.with_suffix(".now")
     devices = os.environ["XLA_FLAGS"]
-    if options:
+    if "--processes=2" in options:
         devices = devices.replace("device_count=8", "device_count=2")
     changes = {"XLA_FLAGS": devices, "XDG_CACHE_HOME": str(folder.with_suffix(".cache"))}
     command = ["train", f"--config={config_file(config, folder.with_suffix('.py'))}"]

@@ -34,7 +34,7 @@ from transformer_jax.training.reporters import MetricsFile
 from transformer_jax.training.resume import checkpoint_trees, restored
 from transformer_jax.training.setup import Setup, prepare
 
-FLIPS = 3
+FLIPS = 1
 """Number of bits that are flipped in each file, one after the other."""
 
 LOG = "metrics.jsonl"
@@ -52,12 +52,15 @@ class Case(NamedTuple):
     damage: Callable[[Path], None]  # of the file in a copy of the run
 
 
-def damage_campaign(folder: Path, count: int | None = None, seed: int = 0) -> dict[str, Any]:
+def damage_campaign(
+    folder: Path, choose: Callable[[list[Case]], list[Case]] = lambda cases: cases, seed: int = 0
+) -> dict[str, Any]:
     """Returns {"damaged_files": [{file, kind, outcome, said}], "silent_loads": number of them}.
 
-    folder: a run on a disk with two checkpoints or more. count: number of cases, chosen at random;
-    None: all. A checkpoint is damaged while it is the newest one, so that the run must step back to
-    the one before it, and must refuse if the first one is damaged. Outcomes:
+    folder: a run on a disk with two checkpoints or more. choose: returns the cases to try of all
+    cases. seed: of the bits that are flipped. A checkpoint is damaged while it is the newest one,
+    so that the run must step back to the one before it, and must refuse if the first one is
+    damaged. Outcomes:
 
     - "stepped back": the file was named, and the values are those of the checkpoint before it.
     - "refused": the file was named in one line, and nothing on the disk has changed.
@@ -73,10 +76,7 @@ def damage_campaign(folder: Path, count: int | None = None, seed: int = 0) -> di
     steps = checkpoint.steps(intact.checkpoints)
     draw, rows = random.Random(seed), list[dict[str, str]]()
     with tempfile.TemporaryDirectory() as temporary:
-        cases = [*_cases(intact, setup, Path(temporary), draw)]
-        if count is not None:
-            cases = draw.sample(cases, count)
-        for case in cases:
+        for case in choose([*_cases(intact, setup, Path(temporary), draw)]):
             copy = Path(temporary) / "run"
             shutil.copytree(folder, copy)
             for step in steps:
@@ -282,9 +282,7 @@ def main() -> None:
     """Damages a copy of a run and prints what continuing it did."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--count", type=int, help="number of cases, chosen at random")
-    options = parser.parse_args()
-    print(json.dumps(damage_campaign(options.run, options.count), indent=1))
+    print(json.dumps(damage_campaign(parser.parse_args().run), indent=1))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """Kills, signals, fills and damages runs, and writes results/faults.json.
 
     python -m tools.faults [--seed N] [--continue]
+    python -m tools.faults --part NAME [--seed N]
 
 Trains a model of quickstart size with dropout, subword sampling and packing by `transformer-jax
 train`, with the compiler settings that users have. Every run that was stopped is continued, and
 compared with one that was never stopped: SHA-256 of all arrays, metrics, TensorBoard's scalars.
-Takes at most forty minutes on two cores. `--continue` keeps what an earlier call has finished.
+Takes at most forty minutes on two cores: two parts of the campaign run at once, and those that
+measure times run alone. `--continue` keeps what an earlier call has finished.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +60,10 @@ from transformer_jax.training.reporters import read_metrics
 FOLDER = Path("runs/faults")
 STEPS = 40
 PHASES = ("training", "saving", "evaluating")
-PER_PHASE = {1: 7, 2: 2}
+PER_PHASE = {1: 6, 2: 1}
 """Number of kills in each phase, by number of processes."""
 
-WINDOWS = 30
+WINDOWS = 7
 """Number of operations on files right before which runs are killed."""
 
 PER_RUN = 7
@@ -67,6 +71,9 @@ PER_RUN = 7
 
 LIMITS = (0, 20_000, 200_000)
 """Largest size of a file in bytes while a disk is full."""
+
+MEASURED = ("save_stall", "billion_pairs")
+"""Parts of the campaign that measure times."""
 
 POISONS = ("loss NaN", "loss infinite", "gradient NaN")
 TIMED = ("tokens_per_s", "minutes", "seconds_left")
@@ -83,7 +90,9 @@ def make_config(folder: Path) -> Config:
     short = [pair for pair in pairs[2000:] if len(pair[0].split()) == 7][:100]
     for name, chosen in {"train": pairs[:1600], "dev": short}.items():
         lines = [f"{source}\t{target}\n" for source, target in chosen]
-        (folder / f"{name}.tsv").write_text("".join(lines), "utf-8")
+        path = folder / f"{name}.tsv"
+        if not path.exists():  # another part of the campaign may be reading it
+            path.write_text("".join(lines), "utf-8")
     return Config(
         model=ModelConfig(
             layers=2, d_model=128, heads=4, d_ff=256, max_length=64, norm="pre", dropout=0.1
@@ -122,7 +131,8 @@ class Setting:
         """Starts or continues a run, with the faults of faults_child.py."""
         arguments = ["train", f"--config={self.config}", f"--run={run}", *self.options]
         arguments += [f"--processes={self.processes}"] if self.processes > 1 else []
-        return Job(arguments, self.folder, self.environment, faults or {})
+        log = self.folder / f"{run.name}.jsonl"
+        return Job(arguments, log, self.environment, faults or {})
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -138,13 +148,13 @@ class Job:
     def __init__(
         self,
         arguments: list[str],
-        folder: Path,
+        log: Path,
         environment: Mapping[str, str],
         faults: Mapping[str, Any],
     ) -> None:
-        self._log = folder / "events.jsonl"
+        self._log = log
         self._log.write_bytes(b"")
-        faults = {"log": str(self._log.absolute()), **faults}
+        faults = {"log": str(log.absolute()), **faults}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tools.faults_child", *arguments],
             env={**environment, "FAULTS": json.dumps(faults)},
@@ -632,38 +642,85 @@ with lock.locked(pathlib.Path({str(folder)!r})):
     return found
 
 
-def campaign(seed: int) -> dict[str, Callable[[], Any]]:
-    """Returns the parts of the campaign by name."""
-    config = make_config(FOLDER)
-    setting = Setting(FOLDER, config_file(config, FOLDER / "config.py"))
-    whole = Reference(setting)
-    (FOLDER / "two").mkdir(exist_ok=True)
-    two = Reference(replace(setting, folder=FOLDER / "two", processes=2))
-    (FOLDER / "begun").mkdir(exist_ok=True)
-    options = (*setting.options, f"--init-from={whole.run}")
-    begun = Reference(replace(setting, folder=FOLDER / "begun", options=options))
-    draw = random.Random(seed)
-    return {
-        "one_process": lambda: kills(whole, PER_PHASE[1], draw),
-        "two_processes": lambda: kills(two, PER_PHASE[2], draw),
-        "windows": lambda: windows(begun, draw, WINDOWS),
-        "signals": lambda: [*signals(whole, draw), *signals(two, draw)],
-        "nan_steps": lambda: nan_steps(setting, config),
-        "disk_faults": lambda: disk_faults(whole),
-        "locks": lambda: locks(whole),
-        "damage": lambda: damage_campaign(whole.run),
-        "save_stall": lambda: save_stall.measure(),
-        "billion_pairs": lambda: billion_pairs(),
-        "config": lambda: to_json(config),
-    }
+class Campaign:
+    """The parts of the campaign. Each has random moments of its own.
+
+    The references are trained once, by the first process that needs them.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.config = make_config(FOLDER)
+        path = FOLDER / "config.py"
+        self.setting = Setting(FOLDER, path if path.exists() else config_file(self.config, path))
+
+        def draw(name: str) -> random.Random:
+            return random.Random(f"{seed} {name}")
+
+        self.parts: dict[str, Callable[[], Any]] = {
+            "one_process": lambda: kills(self.whole, PER_PHASE[1], draw("one")),
+            "signals": lambda: signals(self.whole, draw("signals")),
+            "two_processes": lambda: kills(self.two, PER_PHASE[2], draw("two")),
+            "windows": lambda: windows(self.begun, draw("windows"), WINDOWS),
+            "damage": lambda: damage_campaign(self.whole.run),
+            "disk_faults": lambda: disk_faults(self.whole),
+            "locks": lambda: locks(self.whole),
+            "signals_of_two": lambda: signals(self.two, draw("signals of two")),
+            "nan_steps": lambda: nan_steps(self.setting, self.config),
+            "save_stall": lambda: save_stall.measure(),
+            "billion_pairs": lambda: billion_pairs(),
+        }
+
+    @cached_property
+    def whole(self) -> Reference:
+        """A run of one process."""
+        return Reference(self.setting)
+
+    @cached_property
+    def two(self) -> Reference:
+        """A run of two processes."""
+        return Reference(replace(self.setting, folder=_made("two"), processes=2))
+
+    @cached_property
+    def begun(self) -> Reference:
+        """A run that begins with the parameters of another."""
+        options = (*self.setting.options, f"--init-from={self.whole.run}")
+        return Reference(replace(self.setting, folder=_made("begun"), options=options))
+
+    def run(self, name: str) -> None:
+        """Runs a part, and stores what it has found."""
+        say(f"{name}:")
+        value = self.parts[name]()
+        _found(name).write_text(json.dumps(value), "utf-8")
+
+
+def _made(name: str) -> Path:
+    (FOLDER / name).mkdir(parents=True, exist_ok=True)
+    return FOLDER / name
+
+
+def _found(part: str) -> Path:
+    """Returns the file of what a part has found."""
+    return _made("parts") / f"{part}.json"
+
+
+def run_parts(names: Sequence[str], seed: int, at_once: int) -> None:
+    """Runs those parts that are not finished, each in a process of its own."""
+
+    def run(name: str) -> None:
+        command = [sys.executable, "-m", "tools.faults", f"--part={name}", f"--seed={seed}"]
+        subprocess.run(command, check=True)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(run, [name for name in names if not _found(name).exists()]))
 
 
 def summary(found: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields of the result file from what the parts of the campaign have found."""
+    signals = [*found["signals"], *found["signals_of_two"]]
     one, two = found["one_process"], found["two_processes"]
     killed = [*one["kills"], *two["kills"]]
     runs = [*one["runs"], *two["runs"], *found["windows"]["runs"]]
-    continued = [*runs, *found["signals"], *found["disk_faults"], found["locks"]]
+    continued = [*runs, *signals, *found["disk_faults"], found["locks"]]
     damage, stall = found["damage"], found["save_stall"]
     outcomes = Counter(f"{row['kind']}: {row['outcome']}" for row in damage["damaged_files"])
     return {
@@ -673,7 +730,7 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
         "kills_before_file_operations": found["windows"]["operations"],
         "mismatches": sum(bool(each["mismatches"]) for each in continued),
         "runs_compared": len(continued),
-        "signals": found["signals"],
+        "signals": signals,
         "nan_steps": found["nan_steps"],
         "disk_faults": found["disk_faults"],
         "locks": found["locks"],
@@ -681,6 +738,7 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
         "damage_outcomes": dict(sorted(outcomes.items())),
         "silent_loads": damage["silent_loads"],
         "digest_share_of_save": stall["digest_share_of_save"],
+        "digest_share_of_stall": stall["digest_ms_over_step_stall_ms"],
         "step_stall_ms": stall["step_stall_ms"],
         "billion_pairs": found["billion_pairs"],
         "details": {
@@ -688,7 +746,6 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
             "runs": runs,
             "save_stall": found["save_stall"],
         },
-        "config": found["config"],
     }
 
 
@@ -719,20 +776,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
     parser.add_argument("--continue", action="store_true", dest="go_on", help="keep finished parts")
+    parser.add_argument("--part", metavar="NAME", help="run this part alone")
     options = parser.parse_args()
+    if options.part:
+        Campaign(options.seed).run(options.part)
+        return
     if not options.go_on:
         shutil.rmtree(FOLDER, ignore_errors=True)
-    began, found = time.monotonic(), dict[str, Any]()
-    for name, part in campaign(options.seed).items():
-        file = FOLDER / "parts" / f"{name}.json"
-        if not file.exists():
-            say(f"{name}:")
-            value = part()
-            file.parent.mkdir(exist_ok=True)
-            file.write_text(json.dumps(value), "utf-8")
-        found[name] = json.loads(file.read_text("utf-8"))
+    began = time.monotonic()
+    campaign = Campaign(options.seed)
+    references = campaign.whole, campaign.two, campaign.begun
+    say(f"{len(references)} runs that are not stopped are trained")
+    together = [name for name in campaign.parts if name not in MEASURED]
+    run_parts(together, options.seed, 2)
+    run_parts(MEASURED, options.seed, 1)
+    found = {name: json.loads(_found(name).read_text("utf-8")) for name in campaign.parts}
     minutes = round((time.monotonic() - began) / 60, 1)
     values = {"seed": options.seed, "minutes": minutes} | summary(found)
+    values["config"] = to_json(campaign.config)
     print(results.write("faults", "make faults", values))
     if broken := list(failures(values)):
         sys.exit("\n".join(broken))

@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -115,15 +116,17 @@ def log_phases(log: Log, at_save: tuple[int, str, int]) -> None:
     trainer.compile_step = compiled
 
 
-def log_update(log: Log, update: Callable[..., Any]) -> Callable[..., Any]:
-    """Logs the compilation of the training step, its first call."""
-    first = log.phase("compiling", update)
-    calls = Counter()
+def log_update(log: Log, update: Any) -> Callable[..., Any]:
+    """Logs the compilation of the training step."""
 
     def logged(*arguments: Any) -> Any:
-        calls["update"] += 1
-        return (first if calls["update"] == 1 else update)(*arguments)
+        return update(*arguments)
 
+    def lower(*arguments: Any) -> Any:
+        lowered = update.lower(*arguments)
+        return SimpleNamespace(compile=log.phase("compiling", lowered.compile))
+
+    vars(logged)["lower"] = lower  # training compiles by it, so that a signal ends that
     return logged
 
 

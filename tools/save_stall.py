@@ -33,7 +33,7 @@ from transformer_jax.types import Batch
 SHAPE = Shape(96, 24, 24)
 STEPS = 12
 """Number of steps in a turn. Writing in the background ends meanwhile."""
-TURNS = 15
+TURNS = 9
 
 
 def measure(turns: int = TURNS, steps: int = STEPS) -> dict[str, Any]:

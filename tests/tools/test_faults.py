@@ -3,13 +3,12 @@
 import os
 import random
 import shutil
-from dataclasses import replace
+import signal
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
-from tensorboardX import SummaryWriter
 
 from tools import faults, faults_child
 from tools.common import config_file
@@ -32,6 +31,7 @@ def setting(folder: Path, config: Config, **options: Any) -> Setting:
     return Setting(folder, config_file(config, folder / "config.py"), environment=used, **options)
 
 
+@pytest.mark.long
 def test_a_run_killed_while_it_publishes_a_checkpoint_ends_as_if_it_were_not(
     tiny_config: Config, finished: Run, tmp_path: Path
 ) -> None:
@@ -49,16 +49,14 @@ def test_a_run_killed_while_it_publishes_a_checkpoint_ends_as_if_it_were_not(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_signal_in_training_is_compared(
-    tiny_config: Config, tmp_path: Path, processes: int
+@pytest.mark.parametrize(("processes", "phase"), [(1, "evaluating"), (2, "training")])
+def test_a_run_that_a_signal_stops_is_compared(
+    tiny_config: Config, tmp_path: Path, processes: int, phase: str
 ) -> None:
-    longer = replace(tiny_config, train=replace(tiny_config.train, steps=60))
-    used = setting(tmp_path, longer, processes=processes)
-    reference = Reference(used)
-    for each in faults.signals(reference, random.Random(0)):
-        assert each["mismatches"] == []
-        assert each["status"] == {"SIGTERM": 143, "SIGINT": 130}[each["signal"]]
+    reference = Reference(setting(tmp_path, tiny_config, processes=processes))
+    found = faults.signal_in(reference, signal.SIGTERM, phase, random.Random(0))
+    assert found["mismatches"] == []
+    assert found["status"] == 143
 
 
 def test_differences_are_noticed(finished: Run, tmp_path: Path) -> None:
@@ -85,15 +83,14 @@ def test_differences_are_noticed(finished: Run, tmp_path: Path) -> None:
 
 def test_scalars_are_those_that_tensorboard_shows(tmp_path: Path) -> None:
     def write(first: int, steps: range, name: str) -> None:
-        reporter = TensorBoard(tmp_path)
-        reporter({"kind": "message", "step": first, "text": ""})
-        reporter._writer = SummaryWriter(str(tmp_path), purge_step=first + 1, filename_suffix=name)
-        for step in steps:
-            reporter({"kind": "train", "step": step, "loss": step / 2, "minutes": 0.5})
-        reporter._writer.close()
+        with TensorBoard(tmp_path) as reporter:
+            reporter({"kind": "message", "step": first, "text": ""})
+            for step in steps:
+                reporter({"kind": "train", "step": step, "loss": step / 2, "minutes": 0.5})
+        next(tmp_path.glob("*.out.*")).rename(tmp_path / name)  # otherwise named by the second
 
-    write(0, range(2, 9, 2), ".1")
-    write(4, range(6, 13, 2), ".2")
+    write(0, range(2, 9, 2), "events.1")
+    write(4, range(6, 13, 2), "events.2")
     assert faults.scalars(tmp_path) == [(step, "loss", step / 2) for step in range(2, 13, 2)]
 
 

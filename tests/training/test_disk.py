@@ -1,5 +1,7 @@
 """A full disk, a folder that cannot be written, and a run that another process still writes to."""
 
+import resource
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,8 @@ from transformer_jax.runs import checkpoint, run
 from transformer_jax.training.trainer import train
 
 FULL = """
-import resource
+import resource, time
+from transformer_jax.runs import checkpoint
 def before(owner, name, when, size):
     function = getattr(owner, name)
     def limited(*arguments, **options):
@@ -23,8 +26,12 @@ def before(owner, name, when, size):
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
         return function(*arguments, **options)
     setattr(owner, name, limited)
+def at_8(run, record):
+    while record["step"] == 8 and 6 not in checkpoint.steps(run / "checkpoints"):
+        time.sleep(0.05)  # until no checkpoint is being written
+    return record["step"] == 8
 """
-"""Defines a function after which no file may become larger than `size` bytes."""
+"""Defines `before`: once `when` is true, no file may become larger than `size` bytes."""
 
 CHECKPOINT = """
 from transformer_jax.runs import checkpoint
@@ -32,14 +39,12 @@ saves = []
 before(checkpoint, "_require_space", lambda *_: saves.append(1) or len(saves) == 3, 2_000)
 """
 METRICS = """
-import time
-from transformer_jax.runs import checkpoint
 from transformer_jax.training.reporters import MetricsFile
-def at_8(metrics, record):
-    while record["step"] == 8 and 6 not in checkpoint.steps(metrics._path.parent / "checkpoints"):
-        time.sleep(0.05)  # until no checkpoint is being written
-    return record["step"] == 8
-before(MetricsFile, "__call__", at_8, 900)
+before(MetricsFile, "__call__", lambda file, record: at_8(file._path.parent, record), 900)
+"""
+BOARD = """
+from transformer_jax.training.reporters import TensorBoard
+before(TensorBoard, "__call__", lambda board, record: at_8(board._folder.parent, record), 400)
 """
 CONFIG = """
 from transformer_jax.runs import run
@@ -54,16 +59,18 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("program", "message", "steps"),
+    ("program", "options", "message", "steps"),
     [
-        (CHECKPOINT, "saving checkpoint 8 in {run}/checkpoints: File too large", [4, 6]),
-        (METRICS, "[Errno 27] File too large: '{run}/metrics.jsonl'", [4, 6]),
-        (CONFIG, "[Errno 27] File too large", []),
+        (CHECKPOINT, [], "saving checkpoint 8 in {run}/checkpoints: File too large", [4, 6]),
+        (METRICS, [], "[Errno 27] File too large: '{run}/metrics.jsonl'", [4, 6]),
+        (BOARD, ["--tensorboard"], "[Errno 27] File too large: '{run}/tensorboard'", [4, 6]),
+        (CONFIG, [], "[Errno 27] File too large", []),
     ],
-    ids=["checkpoint", "metrics", "config"],
+    ids=["checkpoint", "metrics", "tensorboard", "config"],
 )
 def test_a_full_disk_is_one_line_and_the_run_goes_on(
     program: str,
+    options: list[str],
     message: str,
     steps: list[int],
     tiny_config: Config,
@@ -71,9 +78,10 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "r"
-    process, _ = begin(tiny_config, folder, program=FULL + program)
+    process, _ = begin(tiny_config, folder, *options, program=FULL + program)
     _, error = process.communicate(timeout=250)
     assert process.returncode == 2
+    assert "Traceback" not in error
     errors = [line for line in error.splitlines() if "error" in line or "Error" in line]
     wanted = f"transformer-jax: error: {message.format(run=folder)}"
     assert len(errors) == 1, error
@@ -81,6 +89,22 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on(
     assert checkpoint.steps(folder / "checkpoints") == steps
     assert folder.exists() == bool(steps)
     assert_same(train(tiny_config, folder), finished)
+
+
+def test_a_full_disk_while_a_run_is_continued_changes_nothing(
+    tiny_config: Config, finished: run.Run, tmp_path: Path
+) -> None:
+    shutil.copytree(finished.folder, tmp_path / "r")
+    before = files(tmp_path)
+    longer = replace(tiny_config, train=replace(tiny_config.train, steps=14))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            train(longer, tmp_path / "r")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert files(tmp_path) == before
 
 
 def test_a_folder_that_cannot_be_written_is_named(

@@ -287,7 +287,8 @@ def test_bad_input_writes_nothing(tiny_config: Config, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "kind", "step", "saved"),
     [
-        (signal.SIGTERM, "train", 2, 3),  # saved between two log lines
+        # saved between two log lines
+        pytest.param(signal.SIGTERM, "train", 2, 3, marks=pytest.mark.long),
         pytest.param(signal.SIGINT, "evaluation", 6, 6, marks=pytest.mark.long),
         pytest.param(signal.SIGINT, "train", 6, 6, marks=pytest.mark.long),
         pytest.param(signal.SIGTERM, "evaluation", 6, 6, marks=pytest.mark.long),
@@ -412,6 +413,7 @@ def test_weights_of_another_run_do_not_replace_those_saved_meanwhile(
     assert same(begin(tmp_path / "r"), begin(tmp_path / "whole"), 12)
 
 
+@pytest.mark.long
 def test_weights_of_another_run_begin_a_new_one(
     tiny_config: Config, finished: run.Run, tmp_path: Path
 ) -> None:
@@ -475,6 +477,7 @@ def test_steps_that_are_not_finite_are_skipped(
     assert records(parts) == records(whole)
 
 
+@pytest.mark.long
 def test_divergence_is_named(tiny_config: Config, tmp_path: Path) -> None:
     wild = replace(tiny_config, optimizer=OptimizerConfig(learning_rate=1e30, warmup=1))
     with pytest.raises(ValueError, match=r"training has diverged; lower optimizer.learning_rate"):
@@ -513,6 +516,7 @@ def test_a_deterministic_run_resumes_bit_for_bit_on_a_gpu(
     assert_resumes(config, train(config, tmp_path / "whole"), tmp_path / "r")
 
 
+@pytest.mark.long
 def test_a_deterministic_run_asks_the_compiler_for_it(
     tiny_config: Config, finished: run.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

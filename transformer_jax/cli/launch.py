@@ -17,6 +17,7 @@ from typing import IO, NoReturn
 from transformer_jax.cli.commands import ProcessOptions, Train
 from transformer_jax.cli.main import main
 from transformer_jax.errors import UserError
+from transformer_jax.training.signals import ended_by_launcher
 
 GRACE = 5
 """Seconds that the processes have to end by themselves after one of them has failed."""
@@ -110,6 +111,8 @@ def _run() -> None:
     closed when the launcher has died."""
     descriptor, life, *arguments = sys.argv[1:]
     threading.Thread(target=_end_with, args=(int(life),), daemon=True).start()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ended_by_launcher)
     encoding, errors = sys.stderr.encoding, sys.stderr.errors
     sys.stderr = os.fdopen(int(descriptor), "w", 1, encoding, errors, closefd=False)
     main(arguments)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Train
 from transformer_jax.cli.common import join_processes, set_up
@@ -20,10 +22,11 @@ def run(options: Train, arguments: ConfigArguments) -> None:
     stored = None if arguments.path else _stored_config(options.run, arguments)
     config = arguments.resolve(stored)
     set_up(options.kind, config)
-    with Terminal() as terminal:
-        reporters: list[Reporter] = [terminal]
+    with ExitStack() as stack:
+        reporters: list[Reporter] = [stack.enter_context(Terminal())]
         if options.tensorboard:
-            reporters.append(TensorBoard(find_path(options.run) / "tensorboard"))
+            board = TensorBoard(find_path(options.run) / "tensorboard")
+            reporters.append(stack.enter_context(board))
         trainer.train(
             config,
             options.run,

@@ -6,11 +6,14 @@ and sample translations) or "message". A reporter is any function of a record.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -121,7 +124,11 @@ class MetricsFile:
 
 
 class TensorBoard:
-    """Writes scalars as TensorBoard events. Needs the extra `tensorboard`."""
+    """Writes scalars as TensorBoard events. Needs the extra `tensorboard`.
+
+    They are on the disk when a call returns: training does not repeat the steps before its last
+    checkpoint. It is a context manager that closes the file.
+    """
 
     def __init__(self, folder: AnyPath) -> None:
         if isinstance(folder, epath.Path):
@@ -134,23 +141,48 @@ class TensorBoard:
         self._writer: Any = None  # created with the first metrics, since it creates the folder
         self._first = -1  # step of the first record: the run continues after it
 
+    def __enter__(self) -> TensorBoard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            with suppress(OSError):  # tries to write again what could not be written
+                self._writer.close()
+
     def __call__(self, record: Record) -> None:
         if self._first < 0:
             self._first = record["step"]
         if record["kind"] == "message":
             return
-        if self._writer is None:
-            from tensorboardX import SummaryWriter
-
-            # TensorBoard then drops what a process that was killed had written of later steps.
-            self._writer = SummaryWriter(str(self._folder), purge_step=self._first + 1)
         flat = dict(record)
         for name, scores in flat.pop("sets", {}).items():
             flat |= {f"{name}/{key}": value for key, value in scores.items()}
         flat |= {f"pairs/{name}": count for name, count in flat.pop("pairs", {}).items()}
-        for name, value in flat.items():
-            if isinstance(value, int | float) and name != "step":
-                self._writer.add_scalar(name, value, record["step"])
+        scalars = {
+            name: value
+            for name, value in flat.items()
+            if isinstance(value, int | float) and name != "step"
+        }
+        with named(self._folder):
+            self._write(record["step"], scalars)
+
+    def _write(self, step: int, scalars: Mapping[str, float]) -> None:
+        # Not by SummaryWriter, whose thread writes later and may end without a word.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.summary import scalar
+
+        # Its classes are made when it is imported, unknown to type checkers.
+        proto: Any = importlib.import_module("tensorboardX.proto.event_pb2")
+        if self._writer is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._writer = EventsWriter(str(self._folder / "events"))
+            # TensorBoard then drops what a process that was killed had written of later steps.
+            start = proto.SessionLog(status=proto.SessionLog.START)
+            event = proto.Event(wall_time=time.time(), step=self._first + 1, session_log=start)
+            self._writer.write_event(event)
+        for name, value in scalars.items():
+            event = proto.Event(wall_time=time.time(), step=step, summary=scalar(name, value))
+            self._writer.write_event(event)
         self._writer.flush()
 
 

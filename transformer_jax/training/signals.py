@@ -111,6 +111,14 @@ def end_by(number: int) -> NoReturn:
     raise SystemExit(128 + number)
 
 
+def ended_by_launcher(number: int, _: Any) -> NoReturn:
+    """Handles a signal in a process whose launcher ends it when a second signal arrives there.
+
+    A supervisor that signals all processes and a launcher that passes the signal on send it twice.
+    """
+    end_by(number)
+
+
 @contextmanager
 def stop_signals() -> Iterator[StopRequest]:
     """Sets the request at the first SIGINT or SIGTERM; a second signal has its default effect.
@@ -141,5 +149,7 @@ def _second(handler: Any) -> Any:
     A KeyboardInterrupt would first wait for the checkpoint that is being written. Only a session
     in which the user goes on needs that.
     """
+    if handler is ended_by_launcher:
+        return signal.SIG_IGN
     interactive = hasattr(sys, "ps1")
     return signal.SIG_DFL if handler is signal.default_int_handler and not interactive else handler

@@ -26,6 +26,7 @@ from transformer_jax.parallel.processes import (
     any_process,
     broadcast,
     is_coordinator,
+    maximum,
     require_same_everywhere,
     share_errors,
     this_process,
@@ -65,6 +66,9 @@ from transformer_jax.types import Key
 
 SAMPLES = 3
 """Number of translations shown with each evaluation."""
+
+ASK_SECONDS = 2
+"""Seconds of training between two steps at which processes ask each other for signals."""
 
 APPEARS_WITHIN = 60.0
 """Seconds within which every process must see a run that process 0 has created."""
@@ -221,6 +225,8 @@ class Trainer:
         self.dev_loss = dev_loss_fn(setup.model, setup.config, setup.mesh, executor, stop.checked)
         greedy = dataclasses.replace(setup.config, decode=DecodeConfig(beam=1))
         self.translator = Translator(greedy, setup.tokenizers, {}, setup.mesh, stop.checked)
+        self._asks_at = 0
+        self._asked: tuple[int, float] | None = None  # the last step and its time
 
     def run(self, state: TrainState, progress: Progress, key: Key, profile: int) -> End:
         """Updates, evaluates, saves and reports until the end. UserError: training has diverged."""
@@ -320,6 +326,8 @@ class Trainer:
         asks = self._asks_others(step)
         if stopped := self._stopped(asks):
             return stopped
+        if asks:
+            self._plan_asking(step)
         if config.patience and progress.evaluations_since_best >= config.patience:
             return End(f"no better score in train.patience={config.patience} evaluations")
         if config.steps and step >= config.steps:
@@ -332,9 +340,22 @@ class Trainer:
 
     def _asks_others(self, step: int) -> bool:
         """Returns whether this is a step at which processes agree on a stop: each one if there is
-        one process, else those that are logged or evaluated, since devices wait meanwhile."""
-        config, (_, count) = self.config.train, this_process()
-        return count == 1 or not (step % config.log_every and step % config.evaluate_every)
+        one process, else one about every `ASK_SECONDS`, since devices wait meanwhile."""
+        return this_process()[1] == 1 or step >= self._asks_at
+
+    def _plan_asking(self, step: int) -> None:
+        """Sets the step at which processes ask again, by the pace since they last did.
+
+        They have just asked, for which devices have finished all steps.
+        """
+        if this_process()[1] == 1:
+            return
+        before, self._asked = self._asked, (step, time.monotonic())
+        self._asks_at = step + 1
+        if before is not None and before[0] < step:
+            steps, seconds = (now - then for now, then in zip(self._asked, before, strict=True))
+            pace = maximum(round(1000 * seconds / steps))  # milliseconds a step
+            self._asks_at = step + max(1, 1000 * ASK_SECONDS // max(pace, 1))
 
     def _stopped(self, ask: bool = True) -> End | None:
         """Returns the end that a signal to any process asks for."""
