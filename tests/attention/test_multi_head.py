@@ -9,7 +9,14 @@ import pytest
 from common import tiny
 from jaxtyping import Array
 
-from transformer_jax.attention import KVCache, Mask, MultiHeadAttention, attend, padding_mask
+from transformer_jax.attention import (
+    KeysValues,
+    KVCache,
+    Mask,
+    MultiHeadAttention,
+    attend,
+    padding_mask,
+)
 from transformer_jax.special_ids import PAD
 
 pytestmark = pytest.mark.usefixtures("strict")
@@ -136,8 +143,8 @@ def test_masks() -> None:
 def test_cache_writes_new_positions_at_the_index() -> None:
     empty = jnp.zeros((2, 3, 5, 6))
     key, value = jnp.full((2, 3, 1, 6), 1.0), jnp.full((2, 3, 1, 6), 2.0)
-    cache = KVCache(empty, empty).write(KVCache(key, value), jnp.asarray(3))
-    for array, filling in zip(cache, (1.0, 2.0), strict=True):
+    cache = KVCache.of(KeysValues(empty, empty)).write(KeysValues(key, value), jnp.asarray(3))
+    for array, filling in zip(cache.read(), (1.0, 2.0), strict=True):
         np.testing.assert_array_equal(array, empty.at[:, :, 3].set(filling))
 
 

@@ -19,7 +19,7 @@ from transformer_jax.config import (
     TokenizerConfig,
     TrainConfig,
 )
-from transformer_jax.decoding.strategies import make_search
+from transformer_jax.decoding.strategies import Lines, make_search
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.models.checks import check_model, check_packing
@@ -154,8 +154,8 @@ def test_search_takes_the_likeliest_label_at_each_position() -> None:
     params = params | {"output": output}
     batch = Batch(*map(jnp.asarray, make_batch([(n, 6) for n in range(1, 8)] * 4, seed=3)[:3]))
     logits = model.apply({"params": params}, batch)[0]
-    search = jax.jit(make_search(model, DecodeConfig(beam=1)))
-    found = search(params, batch.source).ids[:, 0, : LABELS + 1]
+    search = jax.jit(make_search([model], DecodeConfig(beam=1)))
+    found = search([params], Lines(batch.source)).ids[:, 0, : LABELS + 1]
     wanted = np.asarray(logits)[..., 1:].argmax(-1) + 1
     ends = wanted == EOS
     assert ends[:, :-1].any()
@@ -187,6 +187,7 @@ def corpus_file(path: Path, labels: str = "") -> Config:
     )
 
 
+@pytest.mark.long
 def test_the_loop_trains_it(tmp_path: Path) -> None:
     config = corpus_file(tmp_path / "colours.tsv")
     made = train(config, tmp_path / "run")

@@ -366,6 +366,7 @@ def test_encode_and_step_export_with_symbolic_sizes() -> None:
     np.testing.assert_allclose(logits, wanted, atol=1e-6)
 
 
+@pytest.mark.long
 def test_rematerialization_keeps_loss_and_gradients() -> None:
     """It computes activations again: with dropout, those of the same masks."""
     rates = {"dropout": 0.3, "attention_dropout": 0.3, "ffn_dropout": 0.3}

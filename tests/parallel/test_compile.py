@@ -95,7 +95,7 @@ def update(how: str, config: MeshConfig, accumulate: int, batch: str, trained: b
         pytest.param("jit", FSDP, 1, "odd", False, marks=pytest.mark.long),
         pytest.param("jit", ALL, 1, "even", False, marks=pytest.mark.long),
         ("jit", ALL, 1, "odd", False),
-        ("jit", ALL, 2, "packed", False),
+        pytest.param("jit", ALL, 2, "packed", False, marks=pytest.mark.long),
         ("pmap", DATA, 1, "even", True),
         pytest.param("pmap", MeshConfig(data=4), 2, "even", False, marks=pytest.mark.long),
     ],

@@ -109,6 +109,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+@pytest.mark.long
 def test_a_process_with_another_config_is_refused_by_name(
     tiny_config: Config, tmp_path: Path
 ) -> None:
@@ -253,9 +254,8 @@ def test_two_processes_translate_as_one(fixtures: Path) -> None:
     assert error.count("WARNING: line 6: cut from") == len(error.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "option", ["--input=gone.txt", pytest.param("--output=/gone/x", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("option", ["--input=gone.txt", "--output=/gone/x"])
 def test_an_error_of_the_coordinator_is_said_once_and_ends_all(option: str, fixtures: Path) -> None:
     began = time.monotonic()
     join = f"--coordinator=127.0.0.1:{free_port()}"
@@ -455,7 +455,7 @@ def test_one_process_is_its_own_coordinator() -> None:
     assert processes.any_process(True)
     assert not processes.any_process(False)
     assert processes.gather(np.arange(3)).tolist() == [0, 1, 2]
-    assert list(processes.stream(iter("abc"), 2)) == ["a", "b", "c"]
+    assert list(processes.stream(iter("abc"))) == ["a", "b", "c"]
     with pytest.raises(UserError, match="gone"), processes.share_errors():
         raise UserError("gone")
     processes.wait_for_all("test")

@@ -166,6 +166,7 @@ def test_a_sample_is_a_function_of_its_arguments(kind: Kind) -> None:
         assert different > 30
 
 
+@pytest.mark.long
 def test_a_sample_is_the_same_in_every_process() -> None:
     code = """if True:
         from test_tokenizer import KINDS, trained

@@ -13,7 +13,7 @@ from transformer_jax.attention.kinds import (
 )
 from transformer_jax.attention.layer_kinds import AttentionInputs, AttentionOutput, register_kind
 from transformer_jax.attention.masks import Mask, padding_mask
-from transformer_jax.attention.multi_head import KVCache, MultiHeadAttention
+from transformer_jax.attention.multi_head import KeysValues, KVCache, MultiHeadAttention
 from transformer_jax.attention.positions import RelativeBias, alibi
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "AttentionOutput",
     "KVCache",
     "Kernel",
+    "KeysValues",
     "Mask",
     "MultiHeadAttention",
     "RelativeBias",

@@ -105,6 +105,8 @@ def attend(
     heads, kv_heads = query.shape[1], key.shape[1]
     if heads % kv_heads:
         raise UserError(f"{heads} query heads: must be a multiple of the {kv_heads} key heads")
+    if isinstance(mask, Mask) and mask.visible is not None:
+        mask = mask.dense(query.shape[2], key.shape[2])
     if kernel == "auto":
         kernel = choose(query, key, mask, bias=bias is not None, dropout=dropout is not None)
     entry = find_kernel(kernel)

@@ -19,7 +19,7 @@ from transformer_jax.types import HostOrDeviceArray, Size
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["query_segments", "query_positions", "key_segments", "key_positions"],
+    data_fields=["query_segments", "query_positions", "key_segments", "key_positions", "visible"],
     meta_fields=["causal", "window", "aligned"],
 )
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Mask:
     `causal` hides the keys after the query, and `window` those that are further away than it.
     Segments number the sentences of a row from 1; 0 is padding, to which no query attends; None:
     each row is one sentence. Positions count from 0 in each sentence; None: they are the indices.
+    `visible` hides further keys from single queries.
     `aligned` says that equal positions of a sentence have equal indices among queries and keys, so
     that a kernel can skip the blocks that `causal` and `window` hide. UserError: `window` is below
     0.
@@ -38,6 +39,7 @@ class Mask:
     query_positions: HostOrDeviceArray | None = None  # [B or 1, T] int32
     key_segments: HostOrDeviceArray | None = None  # [B or 1, S] int32
     key_positions: HostOrDeviceArray | None = None  # [B or 1, S] int32
+    visible: HostOrDeviceArray | None = None  # [B or 1, T, S] bool; None: all
     causal: bool = False
     window: int | None = None
     aligned: bool = True
@@ -69,6 +71,8 @@ class Mask:
             visible &= offset <= 0
         if self.window is not None:
             visible &= jnp.abs(offset) <= self.window
+        if self.visible is not None:
+            visible &= self.visible
         return visible[:, None]
 
     def sentences(self, queries: Size, keys: Size) -> tuple[Int[Array, "#B T"], Int[Array, "#B T"]]:

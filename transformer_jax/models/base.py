@@ -18,8 +18,9 @@ class Model(nn.Module):
     """Base class of models. Subclasses set up their submodules and define these methods:
 
     `__call__(batch, key) -> ModelOutput`, for training, and for decoding
-    `prefill(source, beams, length) -> DecodeState` and
-    `decode_step(ids, state, index) -> (logits, DecodeState, Auxiliary)`.
+    `prefill(source, beams, length) -> DecodeState`,
+    `decode_step(ids, state, index) -> (logits, DecodeState, Auxiliary)` and
+    `grow(state, length) -> DecodeState`, which makes room for more ids.
 
     shards: number of parts of the rows that devices hold; used in training only.
     """

@@ -71,11 +71,16 @@ class Classifier(Model):
         x = x + dropout(y, self.config.dropout, keys[1])
         return self.logits(x), auxiliary.within("labels")
 
-    def prefill(self, source: Int[Array, "B S"], beams: int, length: int) -> DecodeState:
+    def prefill(self, source: Int[Array, "B S"], beams: int, length: Size) -> DecodeState:
         """Returns the logits of all labels as the memory. Hypotheses have no state."""
         memory, _ = self.encode(source)
         logits, _ = self._label(self.queries, memory, padding_mask(source))
         return DecodeState(logits, ())
+
+    @staticmethod
+    def grow(state: DecodeState, length: int) -> DecodeState:
+        """Returns the state, which has the same size for any number of ids."""
+        return state
 
     def decode_step(
         self, ids: Int[Array, "B K"], state: DecodeState, index: Int[Array, ""]

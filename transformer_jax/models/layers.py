@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.attention import (
     Kernel,
+    KeysValues,
     KVCache,
     Mask,
     MultiHeadAttention,
@@ -64,21 +65,22 @@ class _Layer(nn.Module):
         inputs: SelfAttentionInputs,
         keys: Keys,
         cache: tuple[KVCache, Int[Array, ""]] | None = None,
-    ) -> tuple[Float[Array, "B T D"], KVCache, Auxiliary]:
-        """Returns the output, the keys and values attended to, and the auxiliary values."""
+    ) -> tuple[Float[Array, "B T D"], KVCache | None, Auxiliary]:
+        """Returns the output, the cache with these positions, and the auxiliary values."""
         mask, positions, bias = inputs
 
-        def attend(y: Array) -> tuple[Array, tuple[KVCache, Auxiliary]]:
-            memory = self.self_attention.project(y, positions)
+        def attend(y: Array) -> tuple[Array, tuple[KVCache | None, Auxiliary]]:
+            memory, written = self.self_attention.project(y, positions), None
             if cache is not None:
-                memory = cache[0].write(memory, cache[1])
+                written = cache[0].write(memory, cache[1])
+                memory = written.read()
             y, auxiliary = self.self_attention(
                 y, memory, mask, keys[0], bias=bias, positions=positions
             )
-            return y, (memory, auxiliary)
+            return y, (written, auxiliary)
 
-        x, (memory, auxiliary) = self._residual(self.self_attention_norm, attend, x, keys[1])
-        return x, memory, auxiliary
+        x, (written, auxiliary) = self._residual(self.self_attention_norm, attend, x, keys[1])
+        return x, written, auxiliary
 
     def _feed_forward(
         self, x: Float[Array, "B T D"], keys: Keys
@@ -129,31 +131,27 @@ class DecoderLayer(_Layer):
 
     def __call__(
         self,
-        x: Float[Array, "R T D"],
-        memory: KVCache,
+        x: Float[Array, "B T D"],
+        memory: KeysValues,
         inputs: SelfAttentionInputs,
         cross_mask: Mask,
         key: Key | None = None,
         cache: tuple[KVCache, Int[Array, ""]] | None = None,
-    ) -> tuple[Float[Array, "R T D"], KVCache, Auxiliary]:
-        """Returns the output, the keys and values of self-attention, and the auxiliary values.
+    ) -> tuple[Float[Array, "B T D"], KVCache | None, Auxiliary]:
+        """Returns the output, the new cache, and the auxiliary values.
 
-        x has R rows of T positions, and `memory` is that of B sentences (R = B · beams). With a
-        `cache` of earlier positions (R rows, and the index at which to write x), x attends to those
-        too.
+        With a `cache` of earlier positions, and the index in it at which to write those of x, x
+        attends to all of them.
         """
         keys = split_key(key, 6)
 
         def attend(y: Array) -> tuple[Array, Auxiliary]:
-            # The beams of a sentence become query positions, so that its memory is never copied.
-            queries = y.reshape(memory.key.shape[0], -1, y.shape[-1])
-            y_over_memory, auxiliary = self.cross_attention(queries, memory, cross_mask, keys[2])
-            return y_over_memory.reshape(y.shape), auxiliary
+            return self.cross_attention(y, memory, cross_mask, keys[2])
 
-        x, own_memory, own = self._attend_to_self(x, inputs, keys[:2], cache)
+        x, written, own = self._attend_to_self(x, inputs, keys[:2], cache)
         x, cross = self._residual(self.cross_attention_norm, attend, x, keys[3])
         x, ffn = self._feed_forward(x, keys[4:])
-        return x, own_memory, own | cross | ffn
+        return x, written, own | cross | ffn
 
 
 class _Stack(nn.Module):
@@ -216,39 +214,39 @@ class Decoder(_Stack):
     def setup(self) -> None:
         self._set_up(DecoderLayer, self.config.depths[1], both_sides=False)
 
-    def project(self, memory: Float[Array, "B S D"]) -> list[KVCache]:
+    def project(self, memory: Float[Array, "B S D"]) -> list[KeysValues]:
         """Returns the keys and values of the memory for the cross-attention of each layer."""
         return [layer.cross_attention.project(memory) for layer in self.layers]
 
-    def init_caches(self, rows: tuple[Size, ...], length: int) -> list[KVCache]:
-        """Returns an empty self-attention cache for each layer."""
-        return [layer.self_attention.init_cache(rows, length) for layer in self.layers]
+    def init_caches(self, sentences: Size, length: Size) -> list[KVCache]:
+        """Returns an empty self-attention cache of `length` keys for each layer."""
+        return [layer.self_attention.init_cache(sentences, length) for layer in self.layers]
 
     def __call__(
         self,
-        x: Float[Array, "R T D"],
-        memory: list[KVCache],
+        x: Float[Array, "B T D"],
+        memory: list[KeysValues],
         self_mask: Mask,
         cross_mask: Mask,
         key: Key | None = None,
         caches: list[KVCache] | None = None,
         index: Int[Array, ""] | None = None,
-    ) -> tuple[Float[Array, "R T D"], list[KVCache], Auxiliary]:
-        """Applies all layers and returns as `DecoderLayer`, with keys and values for each layer.
+    ) -> tuple[Float[Array, "B T D"], list[KVCache | None], Auxiliary]:
+        """Applies all layers and returns as `DecoderLayer`, with a cache for each layer.
 
         `memory` and `caches` have one entry per layer; all caches are written at `index`.
         """
         keys = split_key(key, len(self.layers))
-        length = x.shape[1] if caches is None else caches[0].key.shape[2]
+        length = x.shape[1] if caches is None else caches[0].value.shape[2]
         inputs = self._self_attention_inputs(self_mask, x.shape[1], length)
         auxiliaries: list[Auxiliary] = []
-        own_memories: list[KVCache] = []
+        all_written: list[KVCache | None] = []
         for i, layer in enumerate(self.layers):
             cache = None if caches is None or index is None else (caches[i], index)
-            x, own_memory, auxiliary = layer(x, memory[i], inputs, cross_mask, keys[i], cache)
-            own_memories.append(own_memory)
+            x, written, auxiliary = layer(x, memory[i], inputs, cross_mask, keys[i], cache)
+            all_written.append(written)
             auxiliaries.append(auxiliary.within(str(i)))
-        return self._normalized(x), own_memories, _merged(auxiliaries)
+        return self._normalized(x), all_written, _merged(auxiliaries)
 
 
 def rematerialized(layer: type[LayerType], remat: str) -> type[LayerType]:

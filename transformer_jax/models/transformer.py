@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.attention import Mask, padding_mask
+from transformer_jax.attention import KVCache, Mask, padding_mask
 from transformer_jax.errors import UserError
 from transformer_jax.models.base import Model, token_means
 from transformer_jax.models.embedding import Embedding, check_length
 from transformer_jax.models.layers import Decoder, Encoder, split_key
-from transformer_jax.types import Auxiliary, Batch, DecodeState, Key, ModelOutput
+from transformer_jax.types import Auxiliary, Batch, DecodeState, Key, ModelOutput, Size
 
 
 class Transformer(Model):
@@ -68,35 +68,58 @@ class Transformer(Model):
         both = encoder | decoder
         return ModelOutput(self.logits(x), both.losses, metrics, both.weights)
 
-    def prefill(self, source: Int[Array, "B S"], beams: int, length: int) -> DecodeState:
+    def prefill(self, source: Int[Array, "B S"], beams: int, length: Size) -> DecodeState:
         """Returns the initial state for `beams` hypotheses per sentence, of at most `length` ids.
 
-        Its memory holds the keys and values of cross-attention, computed once per sentence. Its
-        beams hold an empty self-attention cache. UserError: `length` is above `model.max_length`.
+        Its memory holds the keys and values of cross-attention, computed once per sentence, and an
+        empty self-attention cache, in which each position has a slot for each hypothesis. Its beams
+        hold the slots that each hypothesis attends to, [B, K, T]: a search reorders these, and the
+        cache stays where it is. UserError: `length` is above `model.max_length`.
         """
         check_length(self.config, length)
         memory, _ = self.encode(source)
-        caches = self.decoder.init_caches((source.shape[0], beams), length)
-        return DecodeState((self.decoder.project(memory), padding_mask(source)), caches)
+        projected = [KVCache.of(layer) for layer in self.decoder.project(memory)]
+        caches = self.decoder.init_caches(source.shape[0], length * beams)
+        slots = jnp.zeros((source.shape[0], beams, length), jnp.int32)
+        return DecodeState((projected, padding_mask(source), caches), slots)
+
+    @staticmethod
+    def grow(state: DecodeState, length: int) -> DecodeState:
+        """Returns the state with room for `length` ids."""
+        (memory, source_mask, caches), slots = state
+        beams, before = slots.shape[1:]
+        slots = jnp.pad(slots, ((0, 0), (0, 0), (0, length - before)))
+        caches = [cache.grown(length * beams) for cache in caches]
+        return DecodeState((memory, source_mask, caches), slots)
 
     def decode_step(
         self, ids: Int[Array, "B K"], state: DecodeState, index: Int[Array, ""]
     ) -> tuple[Float[Array, "B K V"], DecodeState, Auxiliary]:
         """Returns the logits of the next id, the new state and the auxiliary values.
 
-        `ids` are the ids at position `index` of each hypothesis.
+        `ids` are the ids at position `index` of each hypothesis. The hypotheses of a sentence are
+        the queries of attention, so that neither its memory nor its cache is ever copied.
         """
-        (memory, cross_mask), (sentences, beams) = state.memory, ids.shape
+        memory, source_mask, caches = state.memory
+        beams, slots = ids.shape[1], state.beams
         # All queries of a sentence have the same position, so they are not aligned with the keys.
-        positions = jnp.full((1, beams), index)
-        cross_mask = replace(cross_mask, query_positions=positions, aligned=False)
-        caches = jax.tree.map(lambda c: c.reshape(-1, *c.shape[2:]), state.beams)
-        position = jnp.reshape(index, (1, 1))
+        position = jnp.full((1, beams), index)
         self_mask = Mask(query_positions=position, causal=True, aligned=False)
-        x = self.target_embedding(ids.reshape(-1, 1), position, None)
+        if beams > 1:
+            own = jnp.arange(beams)
+            latest = jnp.broadcast_to(own[None], ids.shape)
+            slots = jax.lax.dynamic_update_index_in_dim(slots, latest, index, axis=2)
+            visible = (slots[..., None] == own[None, None, None]).reshape(*ids.shape, -1)
+            key_positions = jnp.repeat(jnp.arange(slots.shape[2]), beams)[None]
+            self_mask = replace(self_mask, key_positions=key_positions, visible=visible)
+        cross_mask = replace(source_mask, query_positions=position, aligned=False)
         x, caches, auxiliary = self.decoder(
-            x, memory, self_mask, cross_mask, caches=caches, index=index
+            self.target_embedding(ids, position, None),
+            [cache.read() for cache in memory],
+            self_mask,
+            cross_mask,
+            caches=caches,
+            index=index * beams,
         )
-        caches = jax.tree.map(lambda c: c.reshape(sentences, beams, *c.shape[1:]), caches)
-        logits = self.logits(x[:, 0]).reshape(sentences, beams, -1)
-        return logits, DecodeState(state.memory, caches), auxiliary.within("decoder")
+        state = DecodeState((memory, source_mask, caches), slots)
+        return self.logits(x), state, auxiliary.within("decoder")

@@ -34,8 +34,8 @@ def compile_function(
     """Returns `function`, compiled with `jit` to run over the mesh on global arrays.
 
     arguments: for each argument a tree of `PartitionSpec`s, or a prefix of one; None: the shardings
-    that the arguments have. result: the same for the result. donate: indices of the arguments whose
-    memory is reused. options: XLA's, for this function.
+    that the arguments have. result: the same for the result; None: what the compiler chooses.
+    donate: indices of the arguments whose memory is reused. options: XLA's, for this function.
     """
 
     def placed(specs: Any) -> Any:

@@ -7,7 +7,6 @@ functions of this module in the same order, in their main thread.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import socket
@@ -159,14 +158,14 @@ def broadcast(value: Any) -> Any:
     return _send({"value": value})
 
 
-def stream(items: Iterable[Item], size: int) -> Iterator[Item]:
-    """Yields the coordinator's items, which JSON can hold, in every process.
+def stream(items: Iterable[Item]) -> Iterator[Item]:
+    """Yields the coordinator's items, which JSON can hold and which are not None, in every process.
 
-    The coordinator reads them `size` at a time; the other processes do not read `items`.
+    The other processes do not read `items`.
     """
     own = iter(items)
-    while some := broadcast(list(itertools.islice(own, size)) if is_coordinator() else None):
-        yield from some
+    while (item := broadcast(next(own, None) if is_coordinator() else None)) is not None:
+        yield item
 
 
 @contextmanager

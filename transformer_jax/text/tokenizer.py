@@ -119,6 +119,16 @@ class Tokenizer:
         model_ids = [self._to_model[i] for i in ids if i not in _NAMES]
         return _one_line(self._processor.decode(model_ids))
 
+    def find(self, piece: str) -> int:
+        """Returns the id of a piece. UserError: the vocabulary has no such piece."""
+        names = {name: i for i, name in _NAMES.items()}
+        if piece in names:
+            return names[piece]
+        found = self._processor.piece_to_id(piece)
+        if self._processor.id_to_piece(found) != piece:
+            raise UserError(f"piece {piece!r}: is not in the tokenizer's vocabulary")
+        return int(self._from_model[found])
+
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Returns the piece of each id; `▁` marks the beginning of a word."""
         piece = self._processor.id_to_piece

@@ -1,0 +1,53 @@
+"""Windows of lines: full ones, those of slow input, and those before an error."""
+
+import operator
+import threading
+from collections.abc import Iterator
+from itertools import chain
+
+import pytest
+
+from transformer_jax.text.windows import windows
+
+
+def test_windows_are_full_and_hold_every_line() -> None:
+    lines = [str(i) for i in range(1000)]
+    found = list(windows(lines, 300))
+    assert list(chain.from_iterable(found)) == lines
+    assert [len(window) for window in found] == [300, 300, 300, 100]
+    assert list(windows(lines[:300], 300)) == [lines[:300]]
+    assert list(windows([], 300)) == []
+
+
+def test_a_window_ends_when_no_line_arrives() -> None:
+    more = threading.Event()
+
+    def lines() -> Iterator[str]:
+        yield "a"
+        yield ""
+        assert more.wait(100)
+        yield "c"
+
+    found = windows(lines(), 300)
+    assert next(found) == ["a", ""]
+    more.set()
+    assert list(found) == [["c"]]
+
+
+def test_an_error_follows_the_lines_before_it() -> None:
+    def lines() -> Iterator[str]:
+        yield from "abc"
+        raise OSError("gone")
+
+    found = windows(lines(), 2)
+    assert [next(found), next(found)] == [["a", "b"], ["c"]]
+    with pytest.raises(OSError, match="gone"):
+        next(found)
+
+
+def test_no_more_than_some_windows_are_read_ahead() -> None:
+    lines = iter(["x"] * 10_000)
+    found = windows(lines, 10)
+    next(found)
+    assert operator.length_hint(lines) > 9_950
+    assert sum(map(len, found)) == 9990
