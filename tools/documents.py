@@ -228,6 +228,43 @@ def device_changes() -> str:
     return _table(("continued on", "the same pairs", "loss"), rows)
 
 
+def faults() -> str:
+    """Returns the counts of the campaign of kills, signals and damages."""
+    found = results.read("faults")
+    phases = ", ".join(f"{count} {phase}" for phase, count in found["kills_by_phase"].items())
+    statuses = sorted({f"{case['signal']}: {case['status']}" for case in found["signals"]})
+    rows = [
+        ("kills", f"{found['kills']} ({phases})"),
+        ("of them with two processes", f"{found['kills_of_two_processes']}"),
+        ("besides, before operations on files", f"{found['kills_before_file_operations']}"),
+        ("signals, and statuses", f"{len(found['signals'])} ({', '.join(statuses)})"),
+        ("runs that were continued", f"{found['runs_compared']}"),
+        ("of them unlike a run that was never stopped", f"{found['mismatches']}"),
+        ("damaged files", f"{found['damaged_files']}"),
+        ("of them loaded without a word", f"{found['silent_loads']}"),
+        ("stall of a step by a save", f"{found['step_stall_ms']:.0f} ms"),
+        ("what digests add to it", f"{found['digest_share_of_stall']:.1%}"),
+    ]
+    return _table(("`make faults`", ""), rows)
+
+
+def billion_pairs() -> str:
+    """Returns the memory and the speed of the loader on large corpora."""
+    names = {"computed": "computed", "disk": "on the disk"}
+    rows = [
+        (
+            f"{found['pairs']:,}, {names[found['kind']]}",
+            f"{found['peak_mib']:,.0f}",
+            f"{found['first_batch_s']:.1f}",
+            f"{found['middle_s']:.1f}",
+            f"{found['batch_ms']:.1f}",
+        )
+        for found in results.read("faults")["billion_pairs"]
+    ]
+    head = ("pairs", "peak memory, MiB", "first batch, s", "from the middle, s", "a batch, ms")
+    return _table(head, rows)
+
+
 def scaling() -> str:
     """Returns what a step takes on slices of TPUs."""
     rows = [
@@ -299,6 +336,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "remat": remat,
     "meshes": meshes,
     "device_changes": device_changes,
+    "faults": faults,
+    "billion_pairs": billion_pairs,
     "scaling": scaling,
     "config": config_table,
     "tree": tree,

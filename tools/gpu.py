@@ -42,7 +42,7 @@ from transformer_jax.config import (
     ModelConfig,
 )
 from transformer_jax.data.buckets import Shape
-from transformer_jax.decoding.strategies import make_search
+from transformer_jax.decoding.strategies import Lines, make_search
 from transformer_jax.parallel.compile import DETERMINISTIC, compile_function
 from transformer_jax.parallel.mesh import replicate, shard_batch
 from transformer_jax.runs import checkpoint
@@ -130,8 +130,9 @@ def measure_preset(config: Config, sizes: Sizes) -> dict[str, Any]:
     update = compile_training_step(setup, shape)
     compiled = time.perf_counter()
     options = DETERMINISTIC if config.execution.deterministic else None
-    search = compile_function(make_search(setup.model, config.decode), mesh, options=options)
-    search = search.lower(params, batch.source).compile()
+    lines = Lines(batch.source)
+    search = compile_function(make_search([setup.model], config.decode), mesh, options=options)
+    search = search.lower([params], lines).compile()
     compile_s = {"training": compiled - began, "decoding": time.perf_counter() - compiled}
 
     def train() -> None:
@@ -140,7 +141,7 @@ def measure_preset(config: Config, sizes: Sizes) -> dict[str, Any]:
         jax.block_until_ready(metrics)
 
     def decode() -> Any:
-        return jax.block_until_ready(search(params, batch.source))
+        return jax.block_until_ready(search([params], lines))
 
     steps = int((np.asarray(decode().ids) != PAD).sum(axis=-1).max())
     calls = {"training": timer(train), "decoding": timer(decode)}

@@ -24,7 +24,9 @@ from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.training import reporters as reporting
 
-SEARCHES = [DecodeConfig(5, "power", alpha) for alpha in (0.6, 0.8, 1.0, 1.2, 1.4)]
+SEARCHES = [
+    DecodeConfig(beam=5, penalty="power", alpha=alpha) for alpha in (0.6, 0.8, 1.0, 1.2, 1.4)
+]
 
 
 def measure(trained: Run, folder: Path) -> dict[str, Any]:

@@ -462,16 +462,72 @@ class DecodeConfig(_Section):
 
     beam: int = field(default=4, metadata=_NOT_COMPARED)
     """Beam size; 1: greedy search."""
-    penalty: Literal["gnmt", "power"] = field(default="gnmt", metadata=_NOT_COMPARED)
-    """Length normalization of a hypothesis of length L: ((5 + L) / 6)^alpha or L^alpha."""
+    n_best: int = field(default=1, metadata=_NOT_COMPARED)
+    """Number of hypotheses of each line, or of samples."""
+    penalty: Literal["gnmt", "power", "reward", "none"] = field(
+        default="gnmt", metadata=_NOT_COMPARED
+    )
+    """Length rule: the log probability of L tokens over ((5 + L) / 6)^alpha (gnmt) or L^alpha
+    (power), plus alpha * L (reward), or as it is (none)."""
     alpha: float = field(default=0.6, metadata=_NOT_COMPARED)
-    """Exponent of the length normalization; 0: no normalization."""
+    """Exponent of the length rule, or its reward for each token; 0: the log probability as it
+    is."""
+    stop: Literal["final", "ended"] = field(default="final", metadata=_NOT_COMPARED)
+    """When beam search stops: once no other hypothesis can be among the n best (final), or once n
+    have ended."""
+    sample: bool = field(default=False, metadata=_NOT_COMPARED)
+    """Whether to draw tokens at random instead of searching for the best."""
+    temperature: float = field(default=1.0, metadata=_NOT_COMPARED)
+    """Divisor of the log probabilities of samples; below 1: likelier ones."""
+    top_k: int | None = field(default=None, metadata=_NOT_COMPARED)
+    """Number of likeliest tokens that samples are drawn from; None: all."""
+    top_p: float | None = field(default=None, metadata=_NOT_COMPARED)
+    """Probability of the likeliest tokens that samples are drawn from; None: all."""
+    seed: int = field(default=0, metadata=_NOT_COMPARED)
+    """Seed of samples, which also depend on the number of the line."""
+    min_length: int = field(default=0, metadata=_NOT_COMPARED)
+    """Least number of tokens, without the end symbol."""
+    min_ratio: float = field(default=0.0, metadata=_NOT_COMPARED)
+    """Least number of tokens for each source token."""
+    max_length: int | None = field(default=None, metadata=_NOT_COMPARED)
+    """Greatest number of tokens, end symbol included; None: model.max_length."""
+    max_ratio: float = field(default=2.0, metadata=_NOT_COMPARED)
+    """Greatest number of tokens for each source token, besides 10 more."""
+    no_repeat_ngrams: int | None = field(default=None, metadata=_NOT_COMPARED)
+    """Size of n-grams that an output may hold only once; None: any may be repeated."""
+    repetition_penalty: float = field(default=1.0, metadata=_NOT_COMPARED)
+    """Factor of the log probability of tokens that the output holds already."""
+    suppress: tuple[str, ...] = field(default=(), metadata=_NOT_COMPARED)
+    """Pieces of the tokenizer that no output may hold, such as <unk>."""
     batch_tokens: int = field(default=4096, metadata=_NOT_COMPARED)
     """Number of source tokens in a batch, padding included, counted once for each hypothesis."""
 
+    @property
+    def hypotheses(self) -> int:
+        """Number of hypotheses that a search extends for each line."""
+        return self.n_best if self.sample else self.beam
+
     def _validate(self) -> None:
-        self._require_positive("beam", "batch_tokens")
+        self._require_positive(
+            "beam", "n_best", "batch_tokens", "temperature", "top_k", "max_ratio"
+        )
+        self._require_positive("repetition_penalty", "no_repeat_ngrams", "max_length")
+        self._require(
+            self.sample or self.n_best <= self.beam, "n_best", f"at most decode.beam={self.beam}"
+        )
         self._require(self.alpha >= 0, "alpha", "at least 0")
+        self._require(self.top_p is None or 0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
+        changed = (self.temperature != 1, self.top_k is not None, self.top_p is not None)
+        if any(changed) and not self.sample:
+            name = ("temperature", "top_k", "top_p")[changed.index(True)]
+            self._require(False, name, "left out without decode.sample=true")
+        self._require(self.min_length >= 0, "min_length", "at least 0")
+        self._require(self.min_ratio >= 0, "min_ratio", "at least 0")
+        greatest = self.max_length
+        within = greatest is None or self.min_length < greatest
+        self._require(within, "min_length", f"below decode.max_length={greatest}")
+        within = self.min_ratio <= self.max_ratio
+        self._require(within, "min_ratio", f"at most decode.max_ratio={self.max_ratio}")
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class ModelOutput(NamedTuple):
 class DecodeState(NamedTuple):
     """State that decoding carries from step to step."""
 
-    memory: Any  # per sentence, constant; leaves [B, ...]
+    memory: Any  # per sentence; leaves [B, ...]
     beams: Any  # per hypothesis, reordered by a beam search; leaves [B, K, ...]
 
 

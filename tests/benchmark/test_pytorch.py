@@ -111,6 +111,7 @@ def test_a_worker_that_has_ended_is_an_error(pytorch_worker_process: pytorch.Wor
         worker.run()
 
 
+@pytest.mark.long
 def test_the_benchmark_times_pytorch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

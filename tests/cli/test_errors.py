@@ -136,6 +136,7 @@ def test_a_stored_kernel_is_never_replaced_without_a_word(
         main(["train", f"--run={copied}", *choice])
 
 
+@pytest.mark.long
 def test_the_cache_folder_of_another_machine_is_not_used(
     copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,6 +193,7 @@ def test_a_mesh_that_does_not_fit_writes_nothing(
     assert not folder.exists()
 
 
+@pytest.mark.long
 def test_a_run_translates_on_another_mesh(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

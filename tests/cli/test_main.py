@@ -83,8 +83,11 @@ def test_bad_commands_and_options(
     ):
         option = f"--config.{field}={value}"
         assert message in error_line(["inspect", "--config=configs/quickstart.py", option], capsys)
-    assert "takes the config from the run" in error_line(
+    assert "--config.model.layers: the config is that of the run; only the search" in error_line(
         ["translate", "--run=x", "--config.model.layers=2"], capsys
+    )
+    assert "takes the config from the run" in error_line(
+        ["average", "--run=x", "--out=y", "--config.model.layers=2"], capsys
     )
     assert "name a config file" in error_line(["train", "--run=no-such-run"], capsys)
 
@@ -225,6 +228,66 @@ def test_translation_is_a_line_for_a_line_in_order(
     assert capsys.readouterr().out == "".join(f"{line}\n" for line in wanted)
 
 
+def test_translations_as_json(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line for a line, with scores, tokens and the n best; the search is the one asked for."""
+    source, prefix = tmp_path / "source", tmp_path / "prefix"
+    source.write_text("red old\n\nblue new green\n")
+    prefix.write_text("\n\nneu\n")
+    command = ["translate", f"--run={finished.folder}", f"--input={source}", "--json"]
+    main([*command, "--beam=3", "--n-best=2", "--penalty=none", f"--prefix={prefix}"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["line"] for line in lines] == [1, 2, 3]
+    assert lines[1]["text"] == ""
+    assert lines[2]["text"].startswith("neu")
+    for line in (lines[0], lines[2]):
+        assert len(line["n_best"]) == 2
+        for each in line["n_best"]:
+            assert each["score"] == each["log_prob"]
+            assert "".join(each["tokens"]).replace("</s>", "").replace("▁", " ").strip()
+    main([*command, "--config.decode.sample=True", "--config.decode.seed=3"])
+    assert all("n_best" not in json.loads(line) for line in capsys.readouterr().out.splitlines())
+    message = "decode.n_best=2: needs --json; plain output has a line for each"
+    assert message in error_line([*command[:-1], "--n-best=2"], capsys)
+    prefix.write_text("neu\n")
+    assert "line 2: has no prefix" in error_line([*command, f"--prefix={prefix}"], capsys)
+
+
+def test_lines_before_a_damaged_one_are_translated(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "source").write_bytes(b"red old\nblue\nt\xe4\nnew\n")
+    with pytest.raises(SystemExit):
+        main(["translate", f"--run={finished.folder}", f"--input={tmp_path / 'source'}"])
+    out, error = capsys.readouterr()
+    assert out.splitlines() == Translator.load(finished.folder)(["red old", "blue"])
+    assert "line 3, byte 2: 0xe4 is not UTF-8" in error
+
+
+@pytest.mark.long
+def test_a_pipe_is_translated_as_lines_arrive_and_may_be_closed(finished: Run) -> None:
+    program = "from transformer_jax.cli.main import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "translate", f"--run={finished.folder}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for line in ("red old", "", "blue"):
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            wanted = Translator.load(finished.folder)([line])[0]
+            assert process.stdout.readline() == wanted + "\n"
+        process.stdout.close()
+        _, error = process.communicate("red\n" * 10, timeout=100)
+    assert process.returncode == 141
+    assert error == ""
+
+
 def test_a_long_line_is_cut_with_a_warning(finished: Run, caplog: pytest.LogCaptureFixture) -> None:
     assert len(Translator.load(finished.folder)(["red", "red " * 40])) == 2
     assert "line 2: cut from" in caplog.text
@@ -245,10 +308,93 @@ def test_evaluation_prints_scores_and_signatures(
     assert {"bleu", "chrf", "exact", "loss", "perplexity", "signatures"} <= found.keys()
 
 
+@pytest.mark.long
+def test_searches_are_compared_in_one_table_and_with_a_baseline(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = finished.config.data.dev[0]
+    count = len(Path(data.split(",")[0]).read_text().splitlines())
+    baseline = tmp_path / "baseline"
+    command = ["evaluate", f"--run={finished.folder}"]
+    main([*command, "--beam=1,3", "--alpha=0.6,1.0"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[-5:]]
+    assert rows[0] == ["beam", "alpha", "bleu", "chrf", "length_ratio", "sentences_per_s"]
+    assert [row[:2] for row in rows[1:]] == [["1", "0.6"], ["1", "1"], ["3", "0.6"], ["3", "1"]]
+    baseline.write_text("x\n" * count)
+    main([*command, "--beam=1", f"--baseline={baseline}", "--json"])
+    found = json.loads(capsys.readouterr().out)["baseline"]
+    for name in ("bleu", "chrf"):
+        assert found[name]["baseline"]["score"] < found[name]["ours"]["score"]
+        assert 0 <= found[name]["p_value"] <= 1
+    assert found["chrf"]["p_value"] < 0.05
+    main([*command, "--beam=1", f"--baseline={baseline}", "--worst=1"])
+    text = capsys.readouterr().out
+    assert text.count("worst output") == text.count("best output") == 1
+    assert re.search(r"chrf [\d.]+ \(± [\d.]+\), baseline [\d.]+ .* p = 0\.0", text)
+    baseline.write_text("rot\n")
+    message = f"--baseline={baseline}: has 1 lines; must have {count}, one for each pair of "
+    assert message in error_line([*command, f"--baseline={baseline}"], capsys)
+    assert "--beam=1,x: must be numbers" in error_line([*command, "--beam=1,x"], capsys)
+
+
+@pytest.mark.long
+def test_pairs_are_scored_and_aligned(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target, phrases = (tmp_path / name for name in ("source", "target", "phrases"))
+    source.write_text("red old\n\nblue new green\n")
+    phrases.write_text("neu\n\nalt\tneu\n")
+    run_option, pairs = f"--run={finished.folder}", f"--data={source},{target}"
+    command = ["translate", run_option, f"--input={source}", f"--phrases={phrases}"]
+    main([*command, "--json", "--beam=4", "--align", "all"])
+    first, blank, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert "neu" in first["text"]
+    assert all(word in last["text"] for word in ("alt", "neu"))
+    assert blank["text"] == blank["alignment"] == ""
+    assert re.fullmatch(r"(\d+-\d+ ?)+", last["alignment"])
+
+    target.write_text(f"{first['text']}\n\n{last['text']}\n")
+    main(["score", run_option, pairs])
+    out, error = capsys.readouterr()
+    assert [float(line) for line in out.splitlines()[:2]] == [
+        pytest.approx(first["log_prob"], abs=1e-4),
+        0,
+    ]
+    assert re.search(r"\d+ tokens: perplexity [\d.]+\n$", error)
+    main(["score", run_option, pairs, "--json"])
+    scored = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert scored["tokens"] == first["tokens"]
+    assert sum(scored["log_probs"]) == pytest.approx(first["log_prob"], abs=1e-4)
+    main(["align", run_option, pairs])
+    assert capsys.readouterr().out.splitlines() == [first["alignment"], "", last["alignment"]]
+    main(["align", run_option, pairs, "--layer=0.1", "--pieces"])
+    assert capsys.readouterr().out.count("\n") == 3
+    for layers, message in (("9", "layer 9 of cross-attention: does not exist"), ("a", "LAYER.H")):
+        assert message in error_line(["align", run_option, pairs, f"--layer={layers}"], capsys)
+    target.write_text("rot\n")
+    assert "has 3 lines and" in error_line(["score", run_option, pairs], capsys)
+
+
 BAD_OPTIONS = {
     "--show=-1: must be at least 0": ["evaluate", "--show=-1"],
     "--language=xx: must be one of as, bn": ["evaluate", "--language=xx"],
     "decode.beam=0: must be above 0": ["translate", "--beam=0"],
+    "decode.n_best=9: must be at most decode.beam=4": ["translate", "--beam=4", "--n-best=9"],
+    "decode.top_p=0.0: must be above 0 and at most 1": [
+        "translate",
+        "--config.decode.sample=True",
+        "--config.decode.top-p=0",
+    ],
+    "decode.top_k=3: must be left out without decode.sample=true": [
+        "translate",
+        "--config.decode.top-k=3",
+    ],
+    "decode.temperature=0.0: must be above 0": ["translate", "--config.decode.temperature=0"],
+    "decode.min_length=9: must be below decode.max_length=9": [
+        "translate",
+        "--config.decode.min-length=9",
+        "--config.decode.max-length=9",
+    ],
     "no-such.txt: No such file": ["translate", "--input=no-such.txt"],
 }
 
@@ -321,7 +467,8 @@ def test_runs_in_object_storage_are_shown_as_others(
     shown = []
     for folder in (finished.folder, uploaded):
         main([command, f"--run={folder}"])
-        shown.append(capsys.readouterr().out)
+        text = capsys.readouterr().out
+        shown.append(re.sub(r"sentences_per_s [\d.,]+", "", text))
     assert shown[0] == shown[1] != ""
 
 
@@ -397,6 +544,7 @@ def test_inspection_needs_no_data_for_what_the_run_holds(
     assert error.endswith(f"run {tmp_path / 'none'}: no such folder")
 
 
+@pytest.mark.long
 def test_a_kind_and_a_kernel_of_ones_own(
     config_file: Path,
     tmp_path: Path,
@@ -529,6 +677,7 @@ def test_bad_runs_are_error_line(
     assert "ffn" in message(changed("shape", stored(config=to_json(wide))))
 
 
+@pytest.mark.long
 def test_no_space_is_one_line_and_older_files_stay(
     config_file: Path,
     tmp_path: Path,

@@ -4,7 +4,7 @@ In the table the logits after a prefix are a hash of all its ids and of its sent
 that hypotheses whose state was reordered wrongly score differently.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -14,24 +14,26 @@ import numpy as np
 import pytest
 from common import build, forward, make_batch, shift_right, tiny
 
-from transformer_jax.decoding.search import (
-    Hypotheses,
-    beam_search,
-    gnmt_penalty,
-    greedy,
-    power_penalty,
-)
+from transformer_jax.decoding import search as searches
+from transformer_jax.decoding.beam import Stop, beam_search, never, when_final
+from transformer_jax.decoding.constrained import constrained_beam_search
+from transformer_jax.decoding.length_rules import gnmt, power, reward, unnormalized
+from transformer_jax.decoding.processors import Sentences
+from transformer_jax.decoding.sampling import greedy
+from transformer_jax.decoding.search import Hypotheses, Rules, Strategy
 from transformer_jax.special_ids import BOS, EOS, PAD, UNK
 from transformer_jax.types import Batch, DecodeState
 
 pytestmark = pytest.mark.usefixtures("strict")
 
 WORDS = (BOS, EOS, UNK, 4)  # all ids but padding
-PENALTIES = {
-    "none": power_penalty(0.0),
-    "gnmt 0.6": gnmt_penalty(0.6),
-    "gnmt 2": gnmt_penalty(2.0),
-    "mean": power_penalty(1.0),
+LENGTH_RULES = {
+    "none": unnormalized,
+    "gnmt 0.6": gnmt(0.6),
+    "gnmt 2": gnmt(2.0),
+    "gnmt -1": gnmt(-1.0),
+    "mean": power(1.0),
+    "reward": reward(0.8),
 }
 
 
@@ -61,23 +63,38 @@ def start(sentences: Any, beams: int) -> DecodeState:
     return DecodeState(numbers, jnp.zeros((len(sentences), beams), jnp.uint32))
 
 
-LIMITS: dict[str, Any] = {"start_id": BOS, "end_id": EOS}
+def rules(max_length: int, name: str = "none", **more: Any) -> Rules:
+    return Rules(max_length, BOS, EOS, LENGTH_RULES[name], **more)
 
 
 @cache
-def compiled(name: str, beams: int, max_length: int) -> Callable[..., Hypotheses]:
+def compiled(name: str, beams: int, max_length: int, stop: Stop) -> Callable[..., Hypotheses]:
     """The beam search on the table, or for 0 beams the greedy one: (state, lengths)."""
-    limits = LIMITS | {"max_length": max_length, "penalty": PENALTIES[name]}
-    if beams == 0:
-        return jax.jit(lambda state, n: greedy(table_step, state, lengths=n, **limits))
+    strategy, common = strategy_of(beams, stop), rules(max_length, name)
     return jax.jit(
-        lambda state, n: beam_search(table_step, state, beams=beams, lengths=n, **limits)
+        lambda state, n: searches.search(strategy, table_step, state, Sentences(n), common)
     )
 
 
-def search(name: str, beams: int, max_length: int, sentences: Any, lengths: Any) -> Hypotheses:
+def strategy_of(beams: int, stop: Stop) -> Strategy:
+    return beam_search(beams, stop) if beams else greedy()
+
+
+final = cache(when_final)
+"""One function for each number, so that `compiled` knows it again."""
+
+
+def search(
+    name: str,
+    beams: int,
+    max_length: int,
+    sentences: Any,
+    lengths: Any,
+    stop: Stop | None = None,
+) -> Hypotheses:
     state = start(sentences, max(beams, 1))
-    return compiled(name, beams, max_length)(state, jnp.asarray(lengths, jnp.int32))
+    run = compiled(name, beams, max_length, stop or final(beams))
+    return run(state, jnp.asarray(lengths, jnp.int32))
 
 
 class Scored(NamedTuple):
@@ -96,11 +113,10 @@ def grow(sentence: int, hypothesis: Scored) -> list[Scored]:
     return sorted(grown, reverse=True)
 
 
-def penalised(hypotheses: list[Scored], name: str) -> list[Scored]:
-    """Best first, by the penalised score."""
-    divisors = [float(PENALTIES[name](jnp.asarray(float(len(h.ids))))) for h in hypotheses]
-    scored = [Scored(h.score / d, h.ids) for h, d in zip(hypotheses, divisors, strict=True)]
-    return sorted(scored, reverse=True)
+def normalised(hypotheses: list[Scored], name: str) -> list[Scored]:
+    """Best first, by the length rule."""
+    rule: Any = LENGTH_RULES[name]
+    return sorted((Scored(rule(h.score, len(h.ids)), h.ids) for h in hypotheses), reverse=True)
 
 
 @cache
@@ -123,7 +139,7 @@ def simple_beam(sentence: int, beams: int, length: int, name: str) -> list[Score
         last = position + 1 == length
         ended += [g for i, g in enumerate(grown) if last or (g.ids[-1] == EOS and i < beams)]
         alive = [g for g in grown if g.ids[-1] != EOS][:beams]
-    return penalised(ended, name)[:beams]
+    return normalised(ended, name)[:beams]
 
 
 def assert_found(found: Hypotheses, row: int, wanted: list[Scored]) -> None:
@@ -132,13 +148,13 @@ def assert_found(found: Hypotheses, row: int, wanted: list[Scored]) -> None:
     for i, hypothesis in enumerate(wanted):
         ids[i, : len(hypothesis.ids)], scores[i] = hypothesis.ids, hypothesis.score
     np.testing.assert_array_equal(found.ids[row], ids)
-    np.testing.assert_allclose(found.scores[row], scores, rtol=2e-5)
+    np.testing.assert_allclose(found.scores[row], scores, rtol=2e-5, atol=1e-6)
 
 
 # ----- searches on the table
 
 
-@pytest.mark.parametrize("name", PENALTIES)
+@pytest.mark.parametrize("name", LENGTH_RULES)
 def test_beam_as_wide_as_the_space_is_brute_force(name: str) -> None:
     sentences, lengths = range(10), [1, 2, 3, 4, 0] * 2
     beams = len(sequences(0, 4))
@@ -146,16 +162,25 @@ def test_beam_as_wide_as_the_space_is_brute_force(name: str) -> None:
     found = search(name, beams, 4, sentences, lengths)
     for row, (sentence, length) in enumerate(zip(sentences, lengths, strict=True)):
         everything = sequences(sentence, length) if length else []
-        assert_found(found, row, penalised(everything, name))
+        assert_found(found, row, normalised(everything, name))
 
 
-@pytest.mark.parametrize("name", PENALTIES)
+@pytest.mark.parametrize("name", LENGTH_RULES)
 @pytest.mark.parametrize("beams", [2, 3])
 def test_beam_is_the_simple_one_that_never_stops_early(name: str, beams: int) -> None:
     sentences, lengths = range(40), [8, 3, 5, 1, 2] * 8
     found = search(name, beams, 8, sentences, lengths)
     for row, (sentence, length) in enumerate(zip(sentences, lengths, strict=True)):
         assert_found(found, row, simple_beam(sentence, beams, length, name))
+
+
+@pytest.mark.parametrize("name", LENGTH_RULES)
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_search_that_stops_finds_what_one_that_never_stops_finds(name: str, count: int) -> None:
+    sentences, lengths = range(60), [12, 5, 9] * 20
+    found, whole = (search(name, 3, 12, sentences, lengths, stop) for stop in (final(count), never))
+    for ours, theirs in zip(found, whole, strict=True):
+        np.testing.assert_array_equal(ours[:, :count], theirs[:, :count])
 
 
 def test_greedy_takes_the_likeliest_word_and_is_a_beam_of_one() -> None:
@@ -208,22 +233,21 @@ def test_padding_is_never_chosen() -> None:
         logits = table_step(ids, state, index)[0]
         return logits.at[..., PAD].set(20.0), state, None
 
-    limits: dict[str, Any] = LIMITS | {"max_length": 3, "penalty": power_penalty(0.0)}
-    lengths = jnp.full(4, 3, jnp.int32)
-    for found in (
-        greedy(step, start(range(4), 1), lengths=lengths, **limits),
-        beam_search(step, start(range(4), 2), beams=2, lengths=lengths, **limits),
-    ):
+    sentences = Sentences(jnp.full(4, 3, jnp.int32))
+    for strategy in (greedy(), beam_search(2, never)):
+        state = start(range(4), strategy.beams)
+        found = searches.search(strategy, step, state, sentences, rules(3))
         assert (found.ids[:, :, 0] != PAD).all()
         assert jnp.isfinite(found.scores).all()
 
 
-@pytest.mark.parametrize("beams", [0, 1, 2])
-def test_search_stops_when_every_sentence_is_done(beams: int) -> None:
+@pytest.fixture
+def steps_of() -> Iterator[Any]:
+    """A function (beams, lengths, stop) -> (the positions at which the search has called its step,
+    the hypotheses). Sentences end at position 2 (with a probability of 0.999) and at 4."""
     calls = []
 
     def step(ids: Any, state: Any, index: Any) -> Any:
-        """Ends at position 2 (with a probability of 0.999) or, in the second sentence, at 4."""
         calls.append(int(index))
         last = jnp.array([2, 4])[:, None, None]
         going = jnp.array([-20.0, 4.0, -20.0, 5.0, -20.0]).reshape(1, 1, 5)
@@ -231,33 +255,38 @@ def test_search_stops_when_every_sentence_is_done(beams: int) -> None:
         logits = jnp.where(index < last, going, ending)
         return jnp.broadcast_to(logits, (*ids.shape, 5)), state, None
 
-    def run(lengths: list[int]) -> Hypotheses:
+    def run(beams: int, lengths: list[int], stop: Stop) -> tuple[list[int], Hypotheses]:
         calls.clear()
-        limits = LIMITS | {"max_length": 30, "penalty": PENALTIES["gnmt 0.6"]}
-        bound = jnp.array(lengths)
-        with jax.disable_jit():
-            if beams == 0:
-                return greedy(step, start(range(2), 1), lengths=bound, **limits)
-            return beam_search(step, start(range(2), beams), beams=beams, lengths=bound, **limits)
+        state, sentences = start(range(2), max(beams, 1)), Sentences(jnp.array(lengths))
+        common = rules(30, "gnmt 0.6")
+        found = searches.search(strategy_of(beams, stop), step, state, sentences, common)
+        return calls.copy(), found
 
-    found = run([30, 30])
+    with jax.disable_jit():
+        yield run
+
+
+@pytest.mark.parametrize("beams", [0, 1, 2])
+def test_search_stops_when_every_sentence_is_done(beams: int, steps_of: Any) -> None:
+    stop = when_final(max(beams, 1))
+    calls, found = steps_of(beams, [30, 30], stop)
     assert calls == [0, 1, 2, 3, 4]
     assert found.ids[0, 0].tolist() == [3, 3, EOS] + [PAD] * 27
     assert found.ids[1, 0].tolist() == [3, 3, 3, 3, EOS] + [PAD] * 25
-    run([30, 0])
-    assert calls == [0, 1, 2]
-    run([1, 2])
-    assert calls == [0, 1]
-    nothing = run([0, 0])
+    assert steps_of(beams, [30, 0], stop)[0] == [0, 1, 2]
+    assert steps_of(beams, [1, 2], stop)[0] == [0, 1]
+    calls, nothing = steps_of(beams, [0, 0], stop)
     assert calls == []
     assert not nothing.ids.any()
     assert (nothing.scores == -jnp.inf).all()
 
 
-def test_penalties() -> None:
-    length = jnp.array([1.0, 7.0])
-    np.testing.assert_allclose(gnmt_penalty(0.6)(length), [1.0, 2**0.6], rtol=1e-6)
-    np.testing.assert_allclose(power_penalty(0.5)(length), [1.0, 7**0.5], rtol=1e-6)
+def test_length_rules() -> None:
+    score, length = jnp.full(2, -6.0), jnp.array([1.0, 7.0])
+    np.testing.assert_allclose(gnmt(0.6)(score, length), [-6.0, -6 / 2**0.6], rtol=1e-6)
+    np.testing.assert_allclose(power(0.5)(score, length), [-6.0, -6 / 7**0.5], rtol=1e-6)
+    np.testing.assert_allclose(reward(0.5)(score, length), [-5.5, -2.5], rtol=1e-6)
+    np.testing.assert_allclose(unnormalized(score, length), [-6.0, -6.0])
 
 
 # ----- searches with the model
@@ -280,14 +309,9 @@ def model_search(beams: int) -> Callable[[Any], Hypotheses]:
         def step(ids: Any, state: Any, index: Any) -> Any:
             return model.apply({"params": params}, ids, state, index, method="decode_step")
 
-        limits: dict[str, Any] = LIMITS | {
-            "lengths": jnp.where(jnp.any(source != PAD, axis=1), LONGEST, 0),
-            "max_length": LONGEST,
-            "penalty": PENALTIES["mean" if beams > 1 else "none"],
-        }
-        if beams == 0:
-            return greedy(step, state, **limits)
-        return beam_search(step, state, beams=beams, **limits)
+        sentences = Sentences(jnp.where(jnp.any(source != PAD, axis=1), LONGEST, 0))
+        common = rules(LONGEST, "mean" if beams > 1 else "none")
+        return searches.search(strategy_of(beams, final(beams)), step, state, sentences, common)
 
     return lambda source: run(params, source)
 
@@ -324,3 +348,68 @@ def test_beam_of_one_is_greedy_with_the_model() -> None:
     found, beam = (model_search(beams)(source) for beams in (0, 1))
     np.testing.assert_array_equal(found.ids, beam.ids)
     np.testing.assert_allclose(found.scores, beam.scores, rtol=1e-6)
+
+
+# ----- words that must appear
+
+PHRASES: list[list[tuple[int, ...]]] = [[], [(4,)], [(4, 3)], [(1,), (4, 3)], [(3,), (1,), (4,)]]
+
+
+def phrases_of(rows: list[list[tuple[int, ...]]]) -> Any:
+    array = np.zeros((len(rows), 3, 2), np.int32)
+    for row, phrases in enumerate(rows):
+        for i, phrase in enumerate(phrases):
+            array[row, i, : len(phrase)] = phrase
+    return jnp.asarray(array)
+
+
+def holds(ids: tuple[int, ...], phrases: list[tuple[int, ...]]) -> bool:
+    found = [any(ids[i : i + len(p)] == p for i in range(len(ids))) for p in phrases]
+    return all(found)
+
+
+@cache
+def compiled_constrained(name: str, beams: int, max_length: int) -> Any:
+    strategy, common = constrained_beam_search(beams, final(beams)), rules(max_length, name)
+
+    def run(state: Any, lengths: Any, phrases: Any) -> Hypotheses:
+        sentences = Sentences(lengths, phrases=phrases)
+        return searches.search(strategy, table_step, state, sentences, common)
+
+    return jax.jit(run)
+
+
+@pytest.mark.parametrize("name", ["none", "mean"])
+def test_a_wide_constrained_beam_is_brute_force(name: str) -> None:
+    beams, rows = len(sequences(0, 4)), PHRASES * 2
+    run = compiled_constrained(name, beams, 4)
+    found = run(start(range(10), beams), jnp.full(10, 4), phrases_of(rows))
+    for row, phrases in enumerate(rows):
+        wanted = [s for s in sequences(row, 4) if holds(s.ids, phrases)]
+        assert 0 < len(wanted) < beams or not phrases
+        best = normalised(wanted, name)
+        ids = np.asarray(found.ids[row]).tolist()
+        for hypothesis, own, score in zip(best, ids, found.scores[row], strict=False):
+            assert tuple(i for i in own if i) == hypothesis.ids
+            np.testing.assert_allclose(score, hypothesis.score, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_every_output_of_a_narrow_beam_holds_its_phrases(beams: int) -> None:
+    rows, sentences = PHRASES * 8, range(40)
+    run = compiled_constrained("mean", beams, 8)
+    found = run(start(sentences, beams), jnp.full(40, 8), phrases_of(rows))
+    for row, phrases in enumerate(rows):
+        best = tuple(i for i in np.asarray(found.ids[row, 0]).tolist() if i)
+        assert holds(best, phrases)
+        if not phrases:
+            assert_found(found, row, simple_beam(row, beams, 8, "mean"))
+
+
+def test_a_phrase_without_room_is_left_out() -> None:
+    run = compiled_constrained("mean", 3, 8)
+    found = run(start(range(2), 3), jnp.array([1, 2]), phrases_of([[(4, 3)], [(3,), (1,), (4,)]]))
+    one, two = (tuple(i for i in np.asarray(ids).tolist() if i) for ids in found.ids[:, 0])
+    assert one == (4,)
+    assert len({*two} & {3, 1, 4}) == 2
+    assert np.isfinite(found.scores[:, 0]).all()

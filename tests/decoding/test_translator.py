@@ -1,11 +1,13 @@
 """Text in, translations out: hypotheses with text, ids and scores."""
 
-import jax.numpy as jnp
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import numpy as np
 import pytest
 
 from transformer_jax.config import DecodeConfig
-from transformer_jax.decoding.search import NO_PADDING, suppress
+from transformer_jax.decoding.scoring import Scorer
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.runs.run import Run
@@ -16,8 +18,8 @@ LINES = ["red old", "", "blue new green"]
 
 def test_translations_hold_what_was_asked_for(finished: Run) -> None:
     """Text, ids and score of the n best hypotheses, best first; the text is that of the ids."""
-    translator = Translator.load(finished.folder, decode=DecodeConfig(beam=3))
-    one, blank, other = translator.stream(LINES, n_best=3)
+    translator = Translator.load(finished.folder, decode=DecodeConfig(beam=3, n_best=3))
+    one, blank, other = translator.stream(LINES)
     assert blank.text == ""
     assert len(blank.hypotheses) == 1
     assert max(len(each.hypotheses) for each in (one, other)) > 1
@@ -27,7 +29,7 @@ def test_translations_hold_what_was_asked_for(finished: Run) -> None:
         assert scores == sorted(scores, reverse=True)
         assert np.isfinite(scores).all()
         assert len({hypothesis.ids for hypothesis in translation.hypotheses}) == len(scores)
-        for text, ids, _ in translation.hypotheses:
+        for text, ids, *_ in translation.hypotheses:
             assert PAD not in ids
             assert EOS not in ids[:-1]
             assert text == translator.tokenizers.target.decode([i for i in ids if i != EOS])
@@ -35,18 +37,74 @@ def test_translations_hold_what_was_asked_for(finished: Run) -> None:
     assert best == translator(LINES) == [one.text, "", other.text]
 
 
-@pytest.mark.parametrize("n_best", [0, 4])
-def test_more_hypotheses_than_beams_are_refused(finished: Run, n_best: int) -> None:
-    translator = Translator.load(finished.folder, decode=DecodeConfig(beam=3))
-    with pytest.raises(UserError, match=rf"n_best={n_best}: must be from 1 to decode.beam=3"):
-        next(translator.stream(LINES, n_best=n_best))
+@pytest.mark.parametrize("changes", [{"beam": 3}, {"sample": True, "n_best": 2, "seed": 3}])
+def test_outputs_begin_with_their_prefix(finished: Run, changes: dict[str, Any]) -> None:
+    translator = Translator.load(finished.folder, decode=DecodeConfig(**changes))
+    prefixes = ["neu", "", "grün alt"]
+    found = list(translator.stream(LINES, prefixes))
+    for prefix, translation in zip(prefixes, found, strict=True):
+        for hypothesis in translation.hypotheses:
+            assert hypothesis.text.startswith(prefix)
+    assert found[1].text == ""
+    with pytest.raises(UserError, match="line 2: has no prefix; give one, or a blank line, each"):
+        list(translator.stream(LINES, ["neu"]))
+    most = "line 3: its prefix has [0-9]+ tokens; must be below the greatest length of its output"
+    with pytest.raises(UserError, match=most):
+        list(translator.stream(LINES, ["", "", "grün " * 100]))
 
 
-def test_suppressed_ids_never_follow_and_nothing_is_renormalised() -> None:
-    log_probs = jnp.log(jnp.full((1, 2, 4), 0.25))
-    so_far = jnp.zeros((1, 2, 5), jnp.int32), jnp.zeros((), jnp.int32)
-    found = np.asarray(suppress((1, 3))(log_probs, *so_far))
-    np.testing.assert_array_equal(found[..., [1, 3]], -np.inf)
-    np.testing.assert_array_equal(found[..., [0, 2]], log_probs[..., [0, 2]])
-    only = np.asarray(NO_PADDING(log_probs, *so_far))
-    np.testing.assert_array_equal(np.isinf(only[0, 0]), [True, False, False, False])
+@pytest.mark.long
+def test_threads_may_share_a_translator(finished: Run) -> None:
+    lines = [f"red {'blue ' * (i % 7)}" for i in range(48)]
+    decode = DecodeConfig(beam=2, batch_tokens=64)
+    alone = Translator.load(finished.folder, decode=decode)
+    wanted = [alone(line) for line in lines]
+    shared = Translator.load(finished.folder, decode=decode)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(shared, lines)) == wanted
+        assert list(pool.map(shared, [lines] * 4)) == [wanted] * 4
+
+
+@pytest.mark.long
+def test_hypotheses_have_the_attention_of_the_scorer(finished: Run) -> None:
+    attended = [(0, None)]
+    translator = Translator.load(
+        finished.folder, decode=DecodeConfig(beam=2, n_best=2), attended=attended
+    )
+    for line, translation in zip(LINES, translator(LINES), strict=True):
+        source = translator.encode(line)
+        for each in translation.hypotheses:
+            assert each.attention is not None
+            assert each.attention.shape == (len(each.ids), len(source))
+            (score,) = Scorer.like(translator, attended).of_ids([(source, each.ids)])
+            assert score.attention is not None
+            np.testing.assert_allclose(each.attention, score.attention, atol=1e-6)
+
+
+@pytest.mark.long
+def test_samples_depend_on_seed_and_line_alone(finished: Run) -> None:
+    def samples(seed: int, lines: list[str], tokens: int = 4096) -> list[list[str]]:
+        decode = DecodeConfig(sample=True, n_best=4, seed=seed, batch_tokens=tokens)
+        found = Translator.load(finished.folder, decode=decode).stream(lines)
+        return [[each.text for each in translation.hypotheses] for translation in found]
+
+    one = samples(0, ["red old", "blue new green", "red old"])
+    assert one == samples(0, ["red old", "blue new green", "red old"], tokens=64)
+    assert one[1:2] == samples(0, ["", "blue new green"])[1:]
+    assert one[0] != one[2]
+    assert one != samples(1, ["red old", "blue new green", "red old"])
+
+
+@pytest.mark.long
+def test_lengths_and_suppressed_pieces_bound_the_output(finished: Run) -> None:
+    def ids(**changes: Any) -> list[tuple[int, ...]]:
+        translator = Translator.load(finished.folder, decode=DecodeConfig(beam=2, **changes))
+        return [translation.hypotheses[0].ids for translation in translator.stream(LINES[::2])]
+
+    assert all(len(found) <= 3 for found in ids(max_length=3))
+    assert all(len(found) >= 9 for found in ids(min_length=8))
+    free = ids()
+    piece = Translator.load(finished.folder).tokenizers.target.pieces(free[0])[0]
+    assert all(free[0][0] not in found for found in ids(suppress=(piece,)))
+    with pytest.raises(UserError, match="piece 'nothing': is not in the tokenizer's vocabulary"):
+        ids(suppress=("nothing",))

@@ -24,6 +24,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.S)
 OWN = next(block for block in BLOCKS if block.startswith("# sparse.py\n"))
 
 
+@pytest.mark.long
 def test_the_python_of_the_guide_runs() -> None:
     space: dict[str, Any] = {}
     for block in BLOCKS:

@@ -13,7 +13,7 @@ from matplotlib import pyplot
 
 from tools import attention_kinds, gradient_noise
 from transformer_jax.config import AttentionConfig, Config
-from transformer_jax.decoding.strategies import make_search
+from transformer_jax.decoding.strategies import Lines, make_search
 from transformer_jax.models.transformer import Transformer
 from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import PAD
@@ -55,8 +55,8 @@ def test_every_kind_is_trained_and_searched(label: str) -> None:
     model = Transformer(config.model, 400, 400)
     ids = jnp.ones((2, 5), jnp.int32)
     params = jax.eval_shape(model.init, jax.random.key(0), attention_kinds.Batch(ids, ids, ids))
-    found = jax.eval_shape(make_search(model, config.decode), params["params"], ids)
-    assert found.ids.shape == (2, config.decode.beam, 20)
+    found = jax.eval_shape(make_search([model], config.decode), [params["params"]], Lines(ids))
+    assert found.ids.shape == (2, config.decode.n_best, 20)
 
 
 def test_scores_are_those_of_the_finished_run(runs: dict[str, Run]) -> None:

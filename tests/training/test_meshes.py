@@ -29,6 +29,7 @@ def small_arrays_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parameters, "MIN_SHARDED_SIZE", 64)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_other_devices(
     tiny_config: Config, finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

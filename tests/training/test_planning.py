@@ -71,6 +71,7 @@ def assert_estimated(made: Planner, true: int, most: float = 1.6) -> None:
     assert 0.9 * true < made.memory(SHAPE).temporaries < most * true
 
 
+@pytest.mark.long
 def test_temporaries_are_estimated_from_what_is_kept() -> None:
     for remat in ("none", "layers"):
         made = planner(DATA, execution=ExecutionConfig(remat=remat))
@@ -97,6 +98,7 @@ def test_so_are_those_of_parts(mesh: MeshConfig, accumulate: int, most: float) -
     assert_estimated(made, true, most)
 
 
+@pytest.mark.long
 def test_remedies_fit() -> None:
     made = planner(MeshConfig(), 64)
     large = SHAPE._replace(rows=2048)

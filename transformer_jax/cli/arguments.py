@@ -102,7 +102,8 @@ def parse(kind: type[Any], arguments: Sequence[str], program: str, default: Any 
 def _condense(message: str, kind: type[Any]) -> str:
     """Returns one line of tyro's message: a title, the error and hints, separated by rules."""
     parts = [one_line(part) for part in re.split(r"[-─]{5,}", re.sub(r"[│╭╮╰╯]", "", message))]
-    text = re.sub(r"^Error parsing [-\w.]+: (?=[\w.]+=)", "", parts[1] if parts[1:] else parts[0])
+    text = parts[1] if parts[1:] else parts[0]
+    text = re.sub(r"^Error parsing [-\w.]+: (?=[\w.]+=|--)", "", text)
     if choice := re.match(
         r"(invalid choice '(.*)' for argument '.*')\s*\. Expected one of (.*)", text
     ):

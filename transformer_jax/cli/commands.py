@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from tyro.conf import arg
+from tyro.conf import UseAppendAction, arg
 
 from transformer_jax.benchmark.settings import AttentionBenchmark, DType, MaskName
+from transformer_jax.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,8 @@ class Options:
 
     takes_config: ClassVar[bool] = False
     """Whether the command takes `--config`; its function is then `run(options, config)`."""
+    short: ClassVar[tuple[str, ...]] = ()
+    """Fields of the search that can be set without `--config.decode`, but are not options."""
 
     debug: bool = False
     """Show the traceback of an error."""
@@ -31,7 +34,7 @@ class ModelOptions(Options):
     """Options of every command that builds a model."""
 
     kind: Annotated[tuple[str, ...], arg(metavar="LABEL=M:F")] = ()
-    """Your own kinds of attention: LABEL=MODULE:FUNCTION."""
+    """Your own kinds: LABEL=MODULE:FUNCTION."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,31 +76,43 @@ class Train(ProcessOptions, ModelOptions):
 class SearchOptions(ProcessOptions, ModelOptions):
     """Options of every command that translates. The defaults are those of the run's config."""
 
-    run: Annotated[str, arg(metavar="PATH")]
-    """Folder of the run."""
+    takes_config = True
+
+    run: Annotated[tuple[str, ...], arg(metavar="PATH"), UseAppendAction] = ()
+    """Folder of the run; several: an ensemble."""
     step: Annotated[int | None, arg(metavar="N")] = None
     """Checkpoint; default: the best one."""
-    beam: Annotated[int | None, arg(metavar="N")] = None
-    """Beam size; 1: greedy search."""
-    penalty: Annotated[Literal["gnmt", "power"] | None, arg(metavar="gnmt|power")] = None
-    """((5 + L) / 6)^alpha, or L^alpha."""
-    alpha: Annotated[float | None, arg(metavar="X")] = None
-    """Exponent of the length penalty."""
     mesh: Annotated[tuple[str, ...], arg(metavar="AXIS=N")] = ()
     """Mesh of devices, such as fsdp=4."""
+
+    def __post_init__(self) -> None:
+        if not self.run:
+            raise UserError("--run: must be given: the folder of a run")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Translate(SearchOptions):
     """Translate lines of text: one output line for each input line, in order.
 
-    echo "The old teacher buys a new book." | transformer-jax translate --run=runs/quickstart
+    echo "The old book." | transformer-jax translate --run=runs/quickstart
     """
 
+    short = ("alpha", "penalty", "n-best")
+
+    beam: Annotated[int | None, arg(metavar="N")] = None
+    """Beam size; others: --config.decode."""
     input: str = "-"
-    """Text file to read, may end in .gz; -: standard input."""
+    """Text file; -: standard input."""
     output: str = "-"
     """Text file to write; -: standard output."""
+    prefix: Annotated[str | None, arg(metavar="FILE")] = None
+    """Text file of how each output begins."""
+    phrases: Annotated[str | None, arg(metavar="FILE")] = None
+    """Phrases of each output, tabs between."""
+    align: Annotated[tuple[str, ...], arg(metavar="LAYER")] = ()
+    """What aligns words, or all; needs --json."""
+    json: bool = False
+    """Write a JSON object for each line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,14 +122,64 @@ class Evaluate(SearchOptions):
     transformer-jax evaluate --run=runs/quickstart --data grammar:test
     """
 
+    short = ("penalty",)
+
     data: Annotated[tuple[str, ...], arg(metavar="CORPUS")] = ()
     """Corpora; default: the run's data.dev."""
     language: Annotated[str | None, arg(metavar="CODE")] = None
     """Target's code: adds tokenized BLEU."""
+    beam: Annotated[str | None, arg(metavar="N,...")] = None
+    """Beam sizes; others: --config.decode."""
+    alpha: Annotated[str | None, arg(metavar="X,...")] = None
+    """Exponents of the length rule."""
+    baseline: Annotated[str | None, arg(metavar="FILE")] = None
+    """Translations to compare with."""
     show: int = 0
     """Number of translations to show."""
+    worst: int = 0
+    """Number of worst and of best ones to show."""
     json: bool = False
     """Print the scores as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairOptions(ProcessOptions, ModelOptions):
+    """Options of every command that reads pairs of lines with a trained model."""
+
+    takes_config = True
+
+    run: Annotated[str, arg(metavar="PATH")]
+    """Folder of the run."""
+    step: Annotated[int | None, arg(metavar="N")] = None
+    """Checkpoint; default: the best one."""
+    data: Annotated[tuple[str, ...], arg(metavar="CORPUS")] = ()
+    """Corpora; default: the run's data.dev."""
+    mesh: Annotated[tuple[str, ...], arg(metavar="AXIS=N")] = ()
+    """Mesh of devices, such as fsdp=4."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score(PairOptions):
+    """Print the log probability of each target given its source, and the perplexity of all.
+
+    transformer-jax score --run=runs/quickstart --data test.en,test.de
+    """
+
+    json: bool = False
+    """Write a JSON object for each pair, with its tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Align(PairOptions):
+    """Align the words of pairs by cross-attention: a line such as 0-0 2-1 1-2 for each.
+
+    transformer-jax align --run=runs/quickstart --data test.en,test.de --layer 2
+    """
+
+    layer: Annotated[tuple[str, ...], arg(metavar="LAYER[.HEAD]")] = ()
+    """Layers or heads to average; default: all."""
+    pieces: bool = False
+    """Align the pieces of words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +197,23 @@ class Average(Options):
     """Number of newest checkpoints; default: all but an older best one."""
     steps: tuple[int, ...] = ()
     """Steps of the checkpoints, instead of the newest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export(ModelOptions):
+    """Write a trained model in another format.
+
+    transformer-jax export --run=runs/quickstart --format ctranslate2 --out=quickstart-ct2
+    """
+
+    run: Annotated[str, arg(metavar="PATH")]
+    """Folder of the run."""
+    format: Literal["ctranslate2", "stablehlo"]
+    """CTranslate2's folder, or programs of `jax.export`."""
+    out: Annotated[str, arg(metavar="PATH")]
+    """Folder to write, which must not exist."""
+    step: Annotated[int | None, arg(metavar="N")] = None
+    """Checkpoint; default: the best one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +261,10 @@ COMMANDS: dict[str, type[Options]] = {
     "train": Train,
     "translate": Translate,
     "evaluate": Evaluate,
+    "score": Score,
+    "align": Align,
     "average": Average,
+    "export": Export,
     "inspect": Inspect,
     "bench attention": BenchAttention,
 }

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from transformer_jax.attention import register_kind
-from transformer_jax.cli.commands import ProcessOptions, SearchOptions
+from transformer_jax.cli.arguments import ConfigArguments
+from transformer_jax.cli.commands import PairOptions, ProcessOptions, SearchOptions
 from transformer_jax.config import Config, MeshConfig, did_you_mean
-from transformer_jax.decoding.translator import Translator
+from transformer_jax.decoding.scoring import Attended
+from transformer_jax.decoding.translator import WINDOW, Translator
 from transformer_jax.errors import UserError
 from transformer_jax.parallel.processes import broadcast, join, require_same_everywhere
 from transformer_jax.parallel.program_cache import cache_programs
 from transformer_jax.runs import run
+from transformer_jax.text.corpus import Corpus
 from transformer_jax.user_code import load_function, search_current_folder
 
 
@@ -83,19 +88,70 @@ def _register(kind: str, config: Config) -> None:
     register_kind(label, load_function("--kind", name))
 
 
-def load_translator(options: SearchOptions) -> Translator:
+def load_translator(
+    options: SearchOptions | PairOptions,
+    arguments: ConfigArguments,
+    attended: Attended | None = None,
+    **changes: Any,
+) -> Translator:
     """Returns the translator of a run, with the search that the options change.
 
+    attended: as in `Translator`. changes: other fields of the search; None: as the run has it.
     First joins the other processes, if the options name a coordinator.
     """
+    _require_search(arguments)
     join_processes(options)
-    loaded = run.load(options.run)
+    folders = (options.run,) if isinstance(options.run, str) else options.run
+    loaded, *others = map(run.load, folders)
+    if others and options.step is not None:
+        raise UserError(f"--step={options.step}: needs one --run, not {len(folders)}")
     set_up(options.kind, loaded.config)
-    changes = {"beam": options.beam, "penalty": options.penalty, "alpha": options.alpha}
     changes = {name: value for name, value in changes.items() if value is not None}
-    decode = dataclasses.replace(loaded.config.decode, **changes)
-    config = dataclasses.replace(loaded.config, decode=decode, mesh=make_mesh_config(options.mesh))
+    config = arguments.resolve(loaded.config)
+    decode = dataclasses.replace(config.decode, **changes)
+    config = dataclasses.replace(config, decode=decode, mesh=make_mesh_config(options.mesh))
     require_same_everywhere(config, {})
     # All take the coordinator's choice, since training may save a better checkpoint meanwhile.
     step = broadcast(loaded.best_step() if options.step is None else options.step)
-    return Translator.of_run(dataclasses.replace(loaded, config=config), step=step)
+    loaded = dataclasses.replace(loaded, config=config)
+    return Translator.of_runs(loaded, *others, step=step, attended=attended)
+
+
+def parse_layers(option: str, texts: Sequence[str]) -> list[tuple[int, int | None]]:
+    """Returns the layers and heads of texts such as 2 or 2.0; "all" alone: none, for all layers.
+
+    UserError: a text is something else.
+    """
+    chosen: list[tuple[int, int | None]] = []
+    for text in [] if list(texts) == ["all"] else texts:
+        found = re.fullmatch(r"(\d+)(?:\.(\d+))?", text)
+        if found is None:
+            raise UserError(f"{option} {text}: must be LAYER or LAYER.HEAD, counted from 0")
+        chosen.append((int(found[1]), None if found[2] is None else int(found[2])))
+    return chosen
+
+
+def pair_windows(
+    options: PairOptions, config: Config
+) -> Iterator[tuple[int, tuple[str, ...], tuple[str, ...]]]:
+    """Yields the pairs of corpora in windows: the number of the first line, sources, targets."""
+    for name in options.data or config.data.dev:
+        corpus = Corpus(name, "validation", config.data.fields)
+        require_same_everywhere(config, {name: corpus.digest})
+        pairs, first = iter(corpus.pairs()), 1
+        while window := list(itertools.islice(pairs, WINDOW)):
+            sources, targets = zip(*window, strict=True)
+            yield first, sources, targets
+            first += len(window)
+
+
+def _require_search(arguments: ConfigArguments) -> None:
+    """Checks that only fields of the search are set. UserError: others are."""
+    others = ["--config"] if arguments.path else []
+    others += [name.partition("=")[0] for name in arguments.overrides if name.startswith("--")]
+    for name in others:
+        if not name.startswith("--config.decode."):
+            raise UserError(
+                f"{name}: the config is that of the run; only the search can be changed, as by "
+                "--config.decode.beam=4"
+            )

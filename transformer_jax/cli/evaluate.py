@@ -3,50 +3,123 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Evaluate
 from transformer_jax.cli.common import load_translator
-from transformer_jax.decoding.evaluation import require_language
+from transformer_jax.config import DecodeConfig
+from transformer_jax.decoding.evaluation import compare, order_by_score, require_language
 from transformer_jax.errors import UserError
 from transformer_jax.parallel.processes import is_coordinator
 from transformer_jax.printable import printable
+from transformer_jax.text.files import read_lines
 from transformer_jax.training.validation import Evaluation, evaluate
 
+COLUMNS = ("bleu", "chrf", "length_ratio", "sentences_per_s")
+"""Scores in the table of several searches."""
 
-def run(options: Evaluate) -> None:
+
+def run(options: Evaluate, arguments: ConfigArguments) -> None:
     """Prints the scores of each corpus, and some translations."""
-    if options.show < 0:
-        raise UserError(f"--show={options.show}: must be at least 0")
+    for name in ("show", "worst"):
+        if (count := getattr(options, name)) < 0:
+            raise UserError(f"--{name}={count}: must be at least 0")
     if options.language is not None:
         require_language(options.language)
-    translator = load_translator(options)
+    beams, alphas = _numbers("--beam", options.beam, int), _numbers("--alpha", options.alpha, float)
+    translator = load_translator(options, arguments)
     corpora = options.data or translator.config.data.dev
-    search = dataclasses.asdict(translator.config.decode)
-    for found in evaluate(translator, corpora, options.language):
+    baseline = None if options.baseline is None else list(read_lines(options.baseline))
+    if baseline is not None and len(corpora) > 1:
+        raise UserError(f"--baseline={options.baseline}: needs one corpus, not {len(corpora)}")
+    searches = _searches(translator.config.decode, beams, alphas)
+    for found in evaluate(translator, corpora, options.language, searches):
         if not is_coordinator():
             continue
-        if found.report.left_out:
+        if found.report.left_out and found.search == searches[0]:
             message = f"{found.corpus}: loss without over-long pairs: {found.report}"
             print(printable(message), file=sys.stderr)
+        difference = None if baseline is None else _compare(found, baseline, options.baseline)
         if options.json:
-            record = {"corpus": found.corpus, "search": search} | found.scores
-            print(json.dumps(record))
+            record = {"corpus": found.corpus, "search": dataclasses.asdict(found.search)}
+            more = {} if difference is None else {"baseline": difference}
+            print(json.dumps(record | found.scores | more))
+        elif len(searches) > 1:
+            _print_row(found, header=found.search == searches[0])
         else:
-            _print(found, options.show)
+            _print(found, options.show, options.worst)
+        if difference is not None and not options.json:
+            _print_difference(difference)
 
 
-def _print(found: Evaluation, show: int) -> None:
-    texts = zip(found.sources, found.outputs, found.references, strict=True)
-    for source, output, reference in list(texts)[:show]:
-        print(f"source     {printable(source)}")
-        print(f"output     {printable(output)}")
-        print(f"reference  {printable(reference)}\n")
+def _numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> list[Any]:
+    """Returns the numbers of a text such as 1,4,5; none without a text."""
+    try:
+        return [] if text is None else [kind(number) for number in text.split(",")]
+    except ValueError as error:
+        raise UserError(f"{option}={text}: must be numbers, with commas between them") from error
+
+
+def _searches(
+    decode: DecodeConfig, beams: Sequence[int], alphas: Sequence[float]
+) -> list[DecodeConfig]:
+    """Returns the search with each beam size and each exponent."""
+    pairs = itertools.product(beams or [decode.beam], alphas or [decode.alpha])
+    return [dataclasses.replace(decode, beam=beam, alpha=alpha) for beam, alpha in pairs]
+
+
+def _print(found: Evaluation, show: int, worst: int) -> None:
+    triples = list(zip(found.sources, found.outputs, found.references, strict=True))
+    _print_lines("", triples[:show])
+    if worst:
+        order = order_by_score(found.outputs, found.references)
+        _print_lines("worst ", [triples[i] for i in order[:worst]])
+        _print_lines("best ", [triples[i] for i in order[: -worst - 1 : -1]])
     scores: dict[str, Any] = dict(found.scores)
     signatures = scores.pop("signatures")
     values = "  ".join(f"{name} {value:.4g}" for name, value in scores.items())
     print(f"{printable(found.corpus)}: {values}")
     for name, signature in signatures.items():
         print(f"    {name}: {signature}")
+
+
+def _print_lines(title: str, triples: Sequence[tuple[str, str, str]]) -> None:
+    for source, output, reference in triples:
+        print(f"{title}source     {printable(source)}")
+        print(f"{title}output     {printable(output)}")
+        print(f"{title}reference  {printable(reference)}\n")
+
+
+def _print_row(found: Evaluation, *, header: bool) -> None:
+    """Prints a row of the table of several searches; the first one after its header."""
+    if header:
+        print(printable(found.corpus))
+        for signature in found.scores["signatures"].values():
+            print(f"    {signature}")
+        print("  ".join(f"{name:>15}" for name in ("beam", "alpha", *COLUMNS)))
+    values = [f"{found.search.beam}", f"{found.search.alpha:g}"]
+    values += [f"{found.scores[name]:.4g}" for name in COLUMNS]
+    print("  ".join(f"{value:>15}" for value in values))
+
+
+def _compare(found: Evaluation, baseline: Sequence[str], path: str | None) -> dict[str, Any]:
+    if len(baseline) != len(found.references):
+        raise UserError(
+            f"--baseline={path}: has {len(baseline)} lines; must have {len(found.references)}, "
+            f"one for each pair of {found.corpus}"
+        )
+    return compare(baseline, found.outputs, found.references)
+
+
+def _print_difference(difference: dict[str, Any]) -> None:
+    for name, result in difference.items():
+        ours, theirs = result["ours"], result["baseline"]
+        print(
+            f"    {name} {ours['score']:.2f} (± {ours['ci']:.2f}), baseline {theirs['score']:.2f} "
+            f"(± {theirs['ci']:.2f}), p = {result['p_value']:.4f}: {result['signature']}"
+        )

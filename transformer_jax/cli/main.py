@@ -6,6 +6,8 @@ Errors of the user are one line on standard error and exit status 2; `--debug` s
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -23,8 +25,8 @@ from transformer_jax.printable import printable
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs a command line; without `argv` that of this program.
 
-    Exits with status 2 after an error of the user, and with 130 after an interrupt. Any other
-    exception is a defect and is raised.
+    Exits with status 2 after an error of the user, with 130 after an interrupt, and with 141 once
+    nobody reads its output. Any other exception is a defect and is raised.
     """
     if argv is None:
         restart_with_allocator()
@@ -34,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(handlers=[handler])
     try:
         _dispatch(arguments)
+    except BrokenPipeError:
+        # Who reads the output has ended, which is no error. Python would report it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _exit(128 + signal.SIGPIPE)
     except (UserError, OSError) as error:
         if "--debug" in arguments:
             raise
@@ -62,7 +68,7 @@ def _dispatch(arguments: Sequence[str]) -> None:
         return
     name, rest = _find_command(arguments)
     kind, program = COMMANDS[name], f"transformer-jax {name}"
-    config, rest = split_config(rest)
+    config, rest = split_config([_expanded(argument, kind.short) for argument in rest])
     if "--help-config" in rest:
         parse(Fields, ["--help"], program, Fields(Config()))
     options = parse(kind, rename_options(rest), program)
@@ -78,6 +84,13 @@ def _dispatch(arguments: Sequence[str]) -> None:
         raise UserError(f"--config: {name} {why}")
     else:
         command.run(options)
+
+
+def _expanded(argument: str, short: Sequence[str]) -> str:
+    """Returns `--config.decode.NAME` for `--NAME`, if it is one of `short`."""
+    name = argument.partition("=")[0].removeprefix("--").replace("_", "-")
+    is_short = argument.startswith("--") and name in short
+    return f"--config.decode.{argument[2:]}" if is_short else argument
 
 
 def _find_command(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:

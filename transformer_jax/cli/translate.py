@@ -3,29 +3,99 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import sys
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Translate
-from transformer_jax.cli.common import load_translator
-from transformer_jax.decoding.translator import WINDOW
+from transformer_jax.cli.common import load_translator, parse_layers
+from transformer_jax.decoding.alignment import align_pieces, pharaoh
+from transformer_jax.decoding.translator import WINDOW, Translation, Translator
+from transformer_jax.errors import UserError
 from transformer_jax.files import local_path, write_whole
-from transformer_jax.parallel.processes import broadcast, is_coordinator, share_errors, stream
+from transformer_jax.parallel.processes import is_coordinator, share_errors, stream
 from transformer_jax.text.files import read_lines
+from transformer_jax.text.windows import windows
 
 
-def run(options: Translate) -> None:
+def run(options: Translate, arguments: ConfigArguments) -> None:
     """Translates a file or standard input, which the coordinator alone reads and writes."""
-    translator = load_translator(options)
-    interactive = broadcast(options.input == "-" and sys.stdin.isatty())
-    window = 1 if interactive else WINDOW
+    attended = parse_layers("--align", options.align) if options.align else None
+    if attended is not None and not options.json:
+        raise UserError("--align: needs --json; plain output has a line for each")
+    translator = load_translator(options, arguments, attended, beam=options.beam)
+    n_best = translator.config.decode.n_best
+    if n_best > 1 and not options.json:
+        raise UserError(f"decode.n_best={n_best}: needs --json; plain output has a line for each")
     path = options.output if is_coordinator() else os.devnull
-    with share_errors(), _output(path) as output:
-        lines = stream(read_lines(options.input), window)
-        for translation in translator.stream(lines, window=window):
-            print(translation.text, file=output, flush=interactive)
+    number = 1
+    with share_errors(), _output(path) as output, _progress(options) as advance:
+        for lines, *given in stream(_windows(options)):
+            translations = translator.translate(lines, *given, first=number)
+            for line, translation in zip(lines, translations, strict=True):
+                text = translation.text
+                if options.json:
+                    record = {"line": number} | _record(translator, line, translation)
+                    text = json.dumps(record, ensure_ascii=False)
+                print(text, file=output)
+                number += 1
+            output.flush()
+            advance(len(lines))
+
+
+def _windows(options: Translate) -> Iterator[tuple[Any, ...]]:
+    """Yields lines, how their translations begin, and which phrases these hold."""
+    files = (options.prefix, options.phrases)
+    prefixes, phrases = (None if path is None else read_lines(path) for path in files)
+    for lines in windows(read_lines(options.input), WINDOW):
+        begins = None if prefixes is None else list(itertools.islice(prefixes, len(lines)))
+        holds = None if phrases is None else itertools.islice(phrases, len(lines))
+        yield lines, begins, None if holds is None else [text.split("\t") for text in holds]
+
+
+def _record(translator: Translator, line: str, translation: Translation) -> dict[str, Any]:
+    """Returns the JSON object of a line: its best hypothesis, and all if more are asked for."""
+    hypotheses: list[dict[str, Any]] = []
+    for hypothesis in translation.hypotheses:
+        tokens = translator.tokenizers.target.pieces(hypothesis.ids)
+        record = {
+            "text": hypothesis.text,
+            "score": hypothesis.score,
+            "log_prob": hypothesis.log_prob,
+            "tokens": tokens,
+        }
+        if hypothesis.attention is not None:
+            source = translator.tokenizers.source.pieces(translator.encode(line))
+            for name, words in (("alignment", True), ("token_alignment", False)):
+                found = align_pieces(hypothesis.attention, source, tokens, words=words)
+                record[name] = pharaoh(found)
+        hypotheses.append(record)
+    more = {"n_best": hypotheses} if translator.config.decode.n_best > 1 else {}
+    return hypotheses[0] | more
+
+
+@contextlib.contextmanager
+def _progress(options: Translate) -> Iterator[Any]:
+    """Shows a bar on standard error if that is a terminal and the output goes elsewhere.
+
+    Yields a function that takes the number of lines that have been translated.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal or (options.output == "-" and sys.stdout.isatty()):
+        yield lambda _: None
+        return
+    total = None if options.input == "-" else sum(1 for _ in read_lines(options.input))
+    columns = TextColumn("lines"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda count: progress.advance(task, count)
 
 
 @contextlib.contextmanager

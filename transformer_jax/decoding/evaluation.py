@@ -1,4 +1,4 @@
-"""Scores translations: BLEU, chrF, and the lower-cased BLEU of published results."""
+"""Scores translations: BLEU, chrF, the lower-cased BLEU of published results, and comparisons."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import sacrebleu
+from sacrebleu.significance import PairedTest
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from sacremoses.corpus import NonbreakingPrefixes
 
@@ -20,7 +21,8 @@ def score(
     """Returns the scores of translations by name, and the signatures of their metrics.
 
     `bleu` and `chrf` are cased sacreBLEU (13a) and chrF2 of raw text; `exact` is the fraction of
-    lines that equal their reference. With the target's `language` there is also
+    lines that equal their reference, and `length_ratio` the number of 13a tokens over that of the
+    references. With the target's `language` there is also
     `bleu_lower_tokenised`, the metric of published Multi30k scores: BLEU after lower-casing, Moses
     normalization and tokenization of both sides. Both sides are first composed to Unicode's NFC, so
     that the encoding of an accent makes no difference.
@@ -29,10 +31,12 @@ def score(
     """
     hypotheses, references = _compose(hypotheses), _compose(references)
     bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
+    found = bleu.corpus_score(hypotheses, [references])
     scores: dict[str, Any] = {
-        "bleu": bleu.corpus_score(hypotheses, [references]).score,
+        "bleu": found.score,
         "chrf": chrf.corpus_score(hypotheses, [references]).score,
         "exact": float(np.mean([a == b for a, b in zip(hypotheses, references, strict=True)])),
+        "length_ratio": found.sys_len / max(found.ref_len, 1),
         "signatures": {"bleu": str(bleu.get_signature()), "chrf": str(chrf.get_signature())},
     }
     if language is not None:
@@ -42,6 +46,45 @@ def score(
         signature = f"{tokenized.get_signature()}|prepared:lower+sacremoses-{language}"
         scores["signatures"]["bleu_lower_tokenised"] = signature
     return scores
+
+
+def compare(
+    baseline: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Returns sacreBLEU's paired bootstrap of translations against those of a baseline.
+
+    For each of `bleu` and `chrf`: the scores of both, each with the mean and the 95 % interval of
+    1,000 resamples, the p-value of the difference, and the signature. (Koehn 2004)
+    """
+    systems: list[tuple[str, Sequence[str]]] = [
+        ("baseline", _compose(baseline)),
+        ("ours", _compose(hypotheses)),
+    ]
+    metrics: dict[str, Any] = {"BLEU": sacrebleu.BLEU(), "chrF2": sacrebleu.CHRF()}
+    test = PairedTest(systems, metrics, [_compose(references)], test_type="bs", n_samples=1000)
+    signatures, rows = test()
+    results: dict[str, Any] = rows
+    found: dict[str, dict[str, Any]] = {}
+    for name, key in (("bleu", "BLEU"), ("chrf", "chrF2")):
+        theirs, ours = (
+            {part: float(getattr(result, part)) for part in ("score", "mean", "ci")}
+            for result in results[key]
+        )
+        found[name] = {
+            "baseline": theirs,
+            "ours": ours,
+            "p_value": float(results[key][1].p_value),
+            "signature": str(signatures[key]),
+        }
+    return found
+
+
+def order_by_score(hypotheses: Sequence[str], references: Sequence[str]) -> list[int]:
+    """Returns the indices of the lines, those of the lowest chrF2 first."""
+    chrf = sacrebleu.CHRF()
+    pairs = zip(_compose(hypotheses), _compose(references), strict=True)
+    scores = [chrf.sentence_score(ours, [wanted]).score for ours, wanted in pairs]
+    return sorted(range(len(scores)), key=scores.__getitem__)
 
 
 def require_language(language: str) -> None:

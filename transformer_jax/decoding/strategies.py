@@ -1,76 +1,214 @@
-"""Chooses the search strategy, the length penalty and the logits processors."""
+"""Chooses the search, the length rule and the logits processors that a config asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
 
+import jax
+import jax.core
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
 from transformer_jax.config import DecodeConfig
+from transformer_jax.decoding import length_rules, processors
+from transformer_jax.decoding.beam import Stop, beam_search, when_ended, when_final
+from transformer_jax.decoding.constrained import constrained_beam_search
+from transformer_jax.decoding.ensemble import grow_state, make_step, prefill
+from transformer_jax.decoding.length_rules import LengthRule
+from transformer_jax.decoding.processors import Processor, Sentences
+from transformer_jax.decoding.sampling import greedy, sample
 from transformer_jax.decoding.search import (
-    NO_PADDING,
     Hypotheses,
-    LogitsProcessor,
-    Penalty,
-    beam_search,
-    gnmt_penalty,
-    greedy,
-    power_penalty,
+    Progress,
+    Rules,
+    Strategy,
+    begin,
+    proceed,
+    unfinished,
 )
 from transformer_jax.models.base import Model
-from transformer_jax.special_ids import EOS, PAD
-from transformer_jax.types import DecodeState, Params
+from transformer_jax.special_ids import BOS, EOS, PAD
+from transformer_jax.types import HostOrDeviceArray, Params, Size
 
-PENALTIES: dict[str, Callable[[float], Penalty]] = {"gnmt": gnmt_penalty, "power": power_penalty}
-"""Length penalties by their name in the config, as functions of the exponent."""
+LENGTH_RULES: dict[str, Callable[[float], LengthRule]] = {
+    "gnmt": length_rules.gnmt,
+    "power": length_rules.power,
+    "reward": length_rules.reward,
+    "none": lambda _: length_rules.unnormalized,
+}
+"""Length rules by their name in the config, as functions of `decode.alpha`."""
 
-PROCESSORS: list[LogitsProcessor] = [NO_PADDING]
-"""The logits processors of every search, in the order in which they are applied."""
-
-Strategy = Callable[..., Hypotheses]
-"""(step, state, *, lengths, max_length, start_id, end_id, penalty, processors) -> hypotheses."""
+STOPS: dict[str, Callable[[int], Stop]] = {"final": when_final, "ended": when_ended}
+"""When beam search stops by its name in the config, as functions of `decode.n_best`."""
 
 
-def choose_strategy(config: DecodeConfig) -> Strategy:
-    """Returns the search that `config` asks for."""
-    return greedy if config.beam == 1 else partial(beam_search, beams=config.beam)
+class Lines(NamedTuple):
+    """A batch of lines to translate, as ids."""
+
+    source: HostOrDeviceArray  # [B, S] int32
+    numbers: HostOrDeviceArray | None = None  # [B] int32, of which samples depend
+    prefix: HostOrDeviceArray | None = None  # [B, P] int32, with which outputs begin; then `PAD`
+    phrases: HostOrDeviceArray | None = None  # [B, P, L] int32, which outputs hold; then `PAD`
+
+
+def choose_strategy(config: DecodeConfig, *, phrases: bool = False) -> Strategy:
+    """Returns the search that `config` asks for, of outputs that hold `phrases` or of any."""
+    if config.sample:
+        return sample(config.n_best)
+    if config.beam == 1 and not phrases:
+        return greedy()
+    find = constrained_beam_search if phrases else beam_search
+    return find(config.beam, STOPS[config.stop](config.n_best))
+
+
+def choose_processors(config: DecodeConfig, suppressed: Sequence[int] = ()) -> list[Processor]:
+    """Returns the logits processors that `config` asks for, in the order of their application.
+
+    suppressed: ids of the pieces `decode.suppress`.
+    """
+    chosen = [processors.suppress((PAD, *suppressed))]
+    if config.no_repeat_ngrams is not None:
+        chosen.append(processors.no_repeat_ngrams(config.no_repeat_ngrams))
+    if config.repetition_penalty != 1:
+        chosen.append(processors.repetition_penalty(config.repetition_penalty))
+    if config.min_length > 0 or config.min_ratio > 0:
+        chosen.append(processors.at_least_min_length(EOS))
+    if config.temperature != 1:
+        chosen.append(processors.temperature(config.temperature))
+    if config.top_k is not None:
+        chosen.append(processors.top_k(config.top_k))
+    if config.top_p is not None:
+        chosen.append(processors.top_p(config.top_p))
+    return chosen
+
+
+class Phases(NamedTuple):
+    """A search in parts, so that it goes on in arrays of another size. All are pure functions."""
+
+    start: Callable[[Sequence[Params], Lines], Progress]
+    """(parameters of each model, lines) -> the search before its first position."""
+    proceed: Callable[[Sequence[Params], Progress], tuple[Progress, Array, Array, Hypotheses]]
+    """Advances until its arrays are full, or at most `few` sentences are not done. Returns the
+    search, whether its arrays are full, which sentences are done, and the `decode.n_best` best
+    hypotheses of each."""
+    grow: Callable[[Progress], Progress]
+    """Makes room for twice as many ids."""
+    unfinished: Callable[[Progress], tuple[Progress, Array]]
+    """Returns the search of the `few` sentences that are not done, and which they are."""
+
+
+def few(rows: int) -> int:
+    """Returns the number of sentences with which alone a search of `rows` goes on."""
+    return rows // 4 if rows >= LEAST_ROWS else 0
+
+
+LEAST_ROWS = 16
+"""Least number of rows of a search that goes on with a quarter of them."""
+
+FIRST_LENGTH = 16
+"""Number of ids that the arrays of a search have room for at first."""
+
+
+def make_phases(
+    models: Sequence[Model],
+    config: DecodeConfig,
+    suppressed: Sequence[int] = (),
+    *,
+    first_length: int | None = FIRST_LENGTH,
+    gather: bool = True,
+) -> Phases:
+    """Returns the search that `config` asks for, in parts.
+
+    suppressed: ids that no output may hold. first_length: None: the greatest length of all outputs.
+    gather: whether a search ever goes on with a part of its sentences; False where devices share
+    them.
+    """
+    chosen = choose_processors(config, suppressed)
+    rule = LENGTH_RULES[config.penalty](config.alpha)
+
+    def strategy_of(sentences: Sentences) -> Strategy:
+        return choose_strategy(config, phrases=sentences.phrases is not None)
+
+    def rules_of(sentences: Sentences, length: Size) -> Rules:
+        last = [] if sentences.prefix is None else [processors.forced_prefix]
+        return Rules(length, BOS, EOS, rule, [*chosen, *last])
+
+    def start(params: Sequence[Params], lines: Lines) -> Progress:
+        source = jnp.asarray(lines.source)
+        sentences = _sentences(models, config, lines)
+        length = greatest_length(models, config, source.shape[1])
+        if first_length is not None:
+            length = min(first_length, length)
+        strategy = strategy_of(sentences)
+        state = prefill(models, params, source, strategy.beams, length)
+        return begin(strategy, state, sentences, rules_of(sentences, length))
+
+    def proceed_(
+        params: Sequence[Params], progress: Progress
+    ) -> tuple[Progress, Array, Array, Hypotheses]:
+        sentences, length = progress.sentences, progress.found.live.ids.shape[2]
+        strategy, rules = strategy_of(sentences), rules_of(sentences, length)
+        least = few(progress.done.shape[0]) if gather else 0
+        progress = proceed(strategy, make_step(models, params), progress, rules, least)
+        found = strategy.hypotheses(progress.found, rules)
+        found = Hypotheses(*(x[:, : config.n_best] for x in found))
+        return progress, progress.position >= length, progress.done, found
+
+    def grow(progress: Progress) -> Progress:
+        length = 2 * progress.found.live.ids.shape[2]
+        found = strategy_of(progress.sentences).grow(progress.found, length)
+        return progress._replace(found=found, state=grow_state(models, progress.state, length))
+
+    def take_unfinished(progress: Progress) -> tuple[Progress, Array]:
+        return unfinished(progress, few(progress.done.shape[0]))
+
+    return Phases(start, proceed_, grow, take_unfinished)
 
 
 def make_search(
-    model: Model, config: DecodeConfig
-) -> Callable[[Params, Int[Array, "B S"]], Hypotheses]:
-    """Returns a pure function (params, source [B, S]) -> hypotheses."""
-    strategy = choose_strategy(config)
-    options: dict[str, Any] = {
-        "start_id": model.config.decoder_start_id,
-        "end_id": EOS,
-        "penalty": PENALTIES[config.penalty](config.alpha),
-        "processors": PROCESSORS,
-    }
+    models: Sequence[Model], config: DecodeConfig, suppressed: Sequence[int] = ()
+) -> Callable[[Sequence[Params], Lines], Hypotheses]:
+    """Returns a pure function (parameters of each model, lines) -> the `decode.n_best` best
+    hypotheses of each line: the search as a whole, in arrays of the greatest length."""
+    phases = make_phases(models, config, suppressed, first_length=None, gather=False)
 
-    def search(params: Params, source: Int[Array, "B S"]) -> Hypotheses:
-        variables = {"params": params}
-        max_length = output_limit(model, source.shape[1])
-        tokens = jnp.sum(source != PAD, axis=1)
-        lengths = jnp.where(tokens > 0, jnp.minimum(output_limit(model, tokens), max_length), 0)
-        state: Any = model.apply(variables, source, config.beam, max_length, method="prefill")
+    def find(params: Sequence[Params], lines: Lines) -> Hypotheses:
+        return phases.proceed(params, phases.start(params, lines))[-1]
 
-        def step(ids: Int[Array, "B K"], state: DecodeState, index: Int[Array, ""]) -> Any:
-            return model.apply(variables, ids, state, index, method="decode_step")
-
-        return strategy(step, state, lengths=lengths, max_length=max_length, **options)
-
-    return search
+    return find
 
 
-def output_limit(model: Model, length: Any) -> Any:
-    """Returns the maximum output length for a source of `length` tokens.
+def _sentences(models: Sequence[Model], config: DecodeConfig, lines: Lines) -> Sentences:
+    """Returns the limits, the prefix and the rng of each line; a blank line has no output."""
+    tokens = jnp.sum(jnp.asarray(lines.source) != PAD, axis=1)
+    greatest = greatest_length(models, config, tokens)
+    # The source's end symbol is not one of its tokens.
+    least = jnp.ceil((tokens - 1) * jnp.asarray(config.min_ratio, jnp.float32)).astype(jnp.int32)
+    keys = None
+    if config.sample:
+        assert lines.numbers is not None
+        root = jax.random.key(config.seed)
+        keys = jax.vmap(lambda number: jax.random.fold_in(root, number))(lines.numbers)
+    return Sentences(
+        max_length=jnp.where(tokens > 0, greatest, 0),
+        min_length=jnp.minimum(jnp.maximum(least, config.min_length), greatest - 1),
+        prefix=None if lines.prefix is None else jnp.asarray(lines.prefix),
+        keys=keys,
+        phrases=None if lines.phrases is None else jnp.asarray(lines.phrases),
+    )
 
-    It is 2 · length + 10, but at most `model.max_length`.
+
+def greatest_length(models: Sequence[Model], config: DecodeConfig, tokens: Size | Array) -> Any:
+    """Returns the greatest length of the output for a source of `tokens`, end symbols included.
+
+    It is `decode.max_ratio` · tokens + 10, but at most `decode.max_length` and `model.max_length`.
     """
-    limit = 2 * length + 10
-    most = model.config.max_length
-    return min(limit, most) if isinstance(limit, int) else jnp.minimum(limit, most)
+    most = min(model.config.max_length for model in models)
+    most = min(config.max_length or most, most)
+    ratio = Fraction(config.max_ratio).limit_denominator(1000)  # a symbolic size has no fractions
+    length = tokens * ratio.numerator // ratio.denominator + 10
+    if isinstance(tokens, jax.Array):
+        return jnp.minimum(length, most)
+    return min(length, most) if isinstance(length, int) else jax.core.min_dim(length, most)

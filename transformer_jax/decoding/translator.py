@@ -5,38 +5,31 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple, overload
 
 import numpy as np
-from etils import epath
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
 from transformer_jax.config import Config, DecodeConfig
-from transformer_jax.data.buckets import batches_by_length
-from transformer_jax.decoding.strategies import make_search
+from transformer_jax.decoding.loop import Loop
+from transformer_jax.decoding.scoring import Attended, Scorer
+from transformer_jax.decoding.strategies import Lines, Phases, greatest_length, make_phases
+from transformer_jax.decoding.trained import Member, TrainedModel, padded
 from transformer_jax.errors import UserError
-from transformer_jax.models.make import abstract_params, make_model
-from transformer_jax.parallel.compile import DETERMINISTIC, compile_function
-from transformer_jax.parallel.kernel import shard_kernel
-from transformer_jax.parallel.mesh import (
-    check_mesh,
-    constrain_to,
-    data_parallel_size,
-    make_mesh,
-    shard_batch,
-    take_local_rows,
-)
-from transformer_jax.parallel.parameters import shard_tree
-from transformer_jax.runs import run
-from transformer_jax.runs.run import Run
+from transformer_jax.parallel.compile import DETERMINISTIC, REPLICATED, compile_function
+from transformer_jax.parallel.mesh import data_parallel_size
 from transformer_jax.special_ids import EOS, PAD
 from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.types import Params
 
-logger = logging.getLogger(__name__)
+THREADS = 2
+"""Number of batches that are searched at a time, if no devices share them. Many operations of a
+step use one core, and the other batch uses those that are free meanwhile."""
 
 WINDOW = 4096
 """Number of lines that are sorted by length together. Longer input is translated in windows."""
@@ -47,24 +40,41 @@ class Hypothesis(NamedTuple):
 
     text: str
     ids: tuple[int, ...]  # with the end symbol, unless truncated
-    score: float  # log probability in nats over the length penalty
+    score: float  # the length rule of the log probability
+    log_prob: float  # the model's own, in nats
+    attention: np.ndarray | None = None  # [T, S], if asked for; with the end symbols
 
 
-class Translation(NamedTuple):
-    """The hypotheses for a line, best first."""
+class Translation(str):
+    """The text of the best hypothesis for a line. It has all of them, best first."""
 
     hypotheses: tuple[Hypothesis, ...]
+
+    def __new__(cls, hypotheses: Sequence[Hypothesis]) -> Translation:
+        self = super().__new__(cls, hypotheses[0].text)
+        self.hypotheses = tuple(hypotheses)
+        return self
+
+    def __getnewargs__(self) -> tuple[Any, ...]:  # for copies and pickles
+        return (self.hypotheses,)
 
     @property
     def text(self) -> str:
         """The text of the best hypothesis."""
         return self.hypotheses[0].text
 
+    @property
+    def score(self) -> float:
+        """The score of the best hypothesis."""
+        return self.hypotheses[0].score
 
-class Translator:
-    """Translates lines of text with a trained model.
 
-    checked: wraps the compiled function of (params, source) that searches.
+class Translator(TrainedModel):
+    """Translates lines of text with a trained model, or with an ensemble of several.
+
+    Several threads may use it. checked: wraps the compiled functions that search; they then run in
+    the thread that calls. attended: the layers or heads of cross-attention whose mean weights each
+    hypothesis has; None: hypotheses have none. UserError: the model has no such layer or head.
     """
 
     def __init__(
@@ -73,119 +83,234 @@ class Translator:
         tokenizers: Tokenizers,
         params: Params,
         mesh: Mesh | None = None,
-        checked: Callable[[Any], Any] = lambda function: function,
+        checked: Callable[[Any], Any] | None = None,
+        others: Sequence[Member] = (),
+        attended: Attended | None = None,
     ) -> None:
-        self.config = config
-        self.tokenizers = tokenizers
-        sizes = tokenizers.source.size, tokenizers.target.size
-        if mesh is None:
-            check_mesh(config, sizes)
-            mesh = make_mesh(config.mesh)
-        self.mesh = mesh
-        self.params = shard_tree(params, mesh)
-        kernel = shard_kernel("auto", mesh)
-        self.model = make_model(config.model, *sizes, kernel, constrain_to(mesh))
-        options = DETERMINISTIC if config.execution.deterministic else None
-        search = make_search(self.model, config.decode)
-        self._search = checked(compile_function(search, self.mesh, options=options))
+        super().__init__(config, tokenizers, params, mesh, others)
+        self._checked = checked
+        self._loop = self._make_loop()
+        self._scorer = None if attended is None else Scorer.like(self, attended)
 
-    @classmethod
-    def load(
-        cls,
-        folder: epath.PathLike,
-        *,
-        step: int | None = None,
-        decode: DecodeConfig | None = None,
-    ) -> Translator:
-        """Returns the translator of a run, with its best checkpoint or that of `step`."""
-        return cls.of_run(run.load(folder), step=step, decode=decode)
-
-    @classmethod
-    def of_run(
-        cls, loaded: Run, *, step: int | None = None, decode: DecodeConfig | None = None
-    ) -> Translator:
-        """Returns the translator of a loaded run, as `load` does."""
-        config = loaded.config
-        if decode is not None:
-            config = dataclasses.replace(config, decode=decode)
-        sizes = loaded.tokenizers.source.size, loaded.tokenizers.target.size
-        expected = abstract_params(config.model, *sizes)
-        return cls(config, loaded.tokenizers, loaded.params(step, expected))
-
-    def with_params(self, params: Params) -> Translator:
-        """Returns a translator with other parameters that shares the compiled programs."""
+    def with_search(self, decode: DecodeConfig) -> Translator:
+        """Returns a translator with another search, which shares the parameters."""
+        if decode == self.config.decode:
+            return self
         other = copy.copy(self)
-        other.params = params
+        other.config = dataclasses.replace(self.config, decode=decode)
+        other._loop = other._make_loop()
         return other
 
-    def __call__(self, lines: Iterable[str]) -> list[str]:
-        """Returns the translations of `lines` in order; that of a blank line is blank."""
-        return [translation.text for translation in self.stream(lines)]
+    @overload
+    def __call__(self, lines: str) -> Translation: ...
+
+    @overload
+    def __call__(self, lines: list[str] | tuple[str, ...] | Iterator[str]) -> list[Translation]: ...
+
+    def __call__(self, lines: str | Iterable[str]) -> Translation | list[Translation]:
+        """Returns the translation of a line, or of each of several in order.
+
+        That of a blank line is blank.
+        """
+        if isinstance(lines, str):
+            return self.translate([lines])[0]
+        return list(self.stream(lines))
 
     def stream(
-        self, lines: Iterable[str], *, n_best: int = 1, window: int = WINDOW
+        self,
+        lines: Iterable[str],
+        prefixes: Iterable[str] | None = None,
+        phrases: Iterable[Sequence[str]] | None = None,
+        *,
+        window: int = WINDOW,
     ) -> Iterator[Translation]:
         """Yields the translations of `lines` in order, reading `window` lines at a time.
 
-        Each translation has the `n_best` best hypotheses, or fewer if the search finds fewer.
-        UserError: `n_best` is below 1 or above `decode.beam`.
+        Each translation has `decode.n_best` hypotheses, or fewer if the search finds fewer.
+        prefixes: how the translation of each line begins. phrases: what that of each line holds.
+
+        UserError: there are more lines than prefixes or phrases, or they do not fit.
         """
-        if not 1 <= n_best <= self.config.decode.beam:
-            raise UserError(
-                f"n_best={n_best}: must be from 1 to decode.beam={self.config.decode.beam}"
-            )
-        lines = iter(lines)
-        first = 1
+        lines, first = iter(lines), 1
+        others: list[Any] = [None if each is None else iter(each) for each in (prefixes, phrases)]
         while group := list(itertools.islice(lines, window)):
-            yield from self._translate(group, first, n_best)
+            given = [None if o is None else list(itertools.islice(o, len(group))) for o in others]
+            yield from self.translate(group, *given, first=first)
             first += len(group)
 
-    def _translate(self, lines: Sequence[str], first: int, n_best: int) -> list[Translation]:
-        """Translates one window; `first` is the number of its first line, for warnings."""
-        rows = [self._encode(line, first + i) for i, line in enumerate(lines)]
-        results = [Translation((Hypothesis("", (), 0.0),))] * len(lines)
+    def translate(
+        self,
+        lines: Sequence[str],
+        prefixes: Sequence[str] | None = None,
+        phrases: Sequence[Sequence[str]] | None = None,
+        *,
+        first: int = 1,
+    ) -> list[Translation]:
+        """Returns the translations of one window of lines, as `stream` yields them.
+
+        first: number of the first line, for messages and for samples.
+        """
+        for name, given in (("prefix", prefixes), ("phrases", phrases)):
+            if given is not None and len(given) < len(lines):
+                raise UserError(
+                    f"line {first + len(given)}: has no {name}; give one, or a blank line, each"
+                )
+        requests = [
+            _Request(
+                source := self.encode(line, first + i),
+                self._encode_prefix(prefixes[i], first + i, source) if prefixes else [],
+                self._encode_phrases(phrases[i], first + i, source) if phrases else [],
+            )
+            for i, line in enumerate(lines)
+        ]
+        found = self._find(requests, first)
+        if self._scorer is not None:
+            found = self._with_attention(self._scorer.with_params(self.params), requests, found)
+        return [Translation(hypotheses) for hypotheses in found]
+
+    def _find(self, requests: Sequence[_Request], first: int) -> list[list[Hypothesis]]:
+        """Returns the hypotheses of each line of a window; `first` is the number of its first."""
+        results = [[Hypothesis("", (), 0.0, 0.0)]] * len(requests)
         decode = self.config.decode
-        batches = batches_by_length(
-            [len(row) for row in rows],
-            decode.batch_tokens // decode.beam,
-            self.config.model.max_length,
-            data_parallel_size(self.mesh),
-        )
-        for shape, members in batches:
-            source = np.full(shape, PAD, np.int32)
-            for row, index in enumerate(members):
-                source[row, : len(rows[index])] = rows[index]
-            local = take_local_rows(source, self.mesh)
-            found = self._search(self.params, shard_batch(local, self.mesh))
-            ids, scores = (np.asarray(x)[:, :n_best] for x in found)
-            for row, index in enumerate(members):
-                results[index] = self._translation(ids[row], scores[row])
+
+        def find(batch: tuple[tuple[int, int], list[int]]) -> None:
+            shape, members = batch
+            lines = self._lines([requests[i] for i in members], shape)
+            if decode.sample:
+                numbers = np.zeros(shape[0], np.int32)
+                numbers[: len(members)] = np.array(members) + first
+                lines = lines._replace(numbers=numbers)
+            found = self._loop(self.all_params, self._on_mesh(lines))
+            for arrays, index in zip(found, members, strict=False):
+                results[index] = self._hypotheses(*arrays)
+
+        lengths = [len(request.source) for request in requests]
+        batches = self._batches(lengths, decode.batch_tokens // decode.hypotheses)
+        if not self._threaded:
+            for batch in batches:
+                find(batch)
+            return results
+        with ThreadPoolExecutor(THREADS, "search") as pool:
+            deque(pool.map(find, batches), 0)  # raises the errors of threads
         return results
 
-    def _translation(
-        self, ids: Int[np.ndarray, "K T"], scores: Float[np.ndarray, " K"]
-    ) -> Translation:
+    def _lines(self, requests: Sequence[_Request], shape: tuple[int, int]) -> Lines:
+        """Returns a batch of requests; prefixes and phrases have few shapes, too."""
+        lines = Lines(source=padded([request.source for request in requests], shape))
+        if any(request.prefix for request in requests):
+            prefixes = [request.prefix for request in requests]
+            longest = _power_of_two(max(map(len, prefixes)))
+            lines = lines._replace(prefix=padded(prefixes, (shape[0], longest)))
+        if any(request.phrases for request in requests):
+            phrases = [request.phrases for request in requests]
+            most = _power_of_two(max(map(len, phrases)))
+            longest = _power_of_two(max(len(ids) for row in phrases for ids in row))
+            array = np.full((shape[0], most, longest), PAD, np.int32)
+            for row, own in enumerate(phrases):
+                array[row] = padded(own, (most, longest))
+            lines = lines._replace(phrases=array)
+        return lines
+
+    def _hypotheses(
+        self,
+        ids: Int[np.ndarray, "K T"],
+        scores: Float[np.ndarray, " K"],
+        log_probs: Float[np.ndarray, " K"],
+    ) -> list[Hypothesis]:
         """Returns the hypotheses of one sentence, without those that the search left empty."""
         hypotheses: list[Hypothesis] = []
-        for row, score in zip(ids.tolist(), scores.tolist(), strict=True):
-            if hypotheses and score == -np.inf:
+        for row, *numbers in zip(ids.tolist(), scores.tolist(), log_probs.tolist(), strict=True):
+            if hypotheses and numbers[0] == -np.inf:
                 break
             end = row.index(EOS) + 1 if EOS in row else len(row)
             tokens = tuple(i for i in row[:end] if i != PAD)
             text = self.tokenizers.target.decode([i for i in tokens if i != EOS])
-            hypotheses.append(Hypothesis(text, tokens, score))
-        return Translation(tuple(hypotheses))
+            hypotheses.append(Hypothesis(text, tokens, *numbers))
+        return hypotheses
 
-    def _encode(self, line: str, number: int) -> list[int]:
-        """Returns the ids of a line with the end symbol; none for a blank line."""
-        ids = self.tokenizers.source.encode(line)
-        limit = self.config.model.max_length - 1
-        if len(ids) > limit:
-            logger.warning(
-                "line %d: cut from %d to %d tokens (model.max_length=%d)",
-                number,
-                len(ids),
-                limit,
-                limit + 1,
+    def _with_attention(
+        self,
+        scorer: Scorer,
+        requests: Sequence[_Request],
+        found: Sequence[Sequence[Hypothesis]],
+    ) -> list[list[Hypothesis]]:
+        """Returns the hypotheses with the attention of a pass over their ids."""
+        pairs = [
+            (request.source, each.ids)
+            for request, hypotheses in zip(requests, found, strict=True)
+            for each in hypotheses
+        ]
+        scores = iter(scorer.of_ids(pairs))
+        return [
+            [each._replace(attention=next(scores).attention) for each in hypotheses]
+            for hypotheses in found
+        ]
+
+    @property
+    def _alone(self) -> bool:
+        """Whether no devices share the lines of a batch."""
+        return data_parallel_size(self.mesh) == 1
+
+    @property
+    def _threaded(self) -> bool:
+        """Whether several batches are searched at a time, in threads of their own."""
+        return self._alone and self._checked is None
+
+    def _make_loop(self) -> Loop:
+        config, checked = self.config, self._checked or (lambda function: function)
+        options = DETERMINISTIC if config.execution.deterministic else None
+        suppressed = [self.tokenizers.target.find(piece) for piece in config.decode.suppress]
+        phases = make_phases(self.models, config.decode, suppressed, gather=self._alone)
+        compiled = partial(compile_function, mesh=self.mesh, options=options)
+        shared = (None, REPLICATED, REPLICATED, REPLICATED)
+        return Loop(
+            Phases(
+                checked(compiled(phases.start, result=None)),
+                checked(compiled(phases.proceed, result=shared, donate=(1,))),
+                compiled(phases.grow, result=None),
+                compiled(phases.unfinished, result=(None, REPLICATED)),
+            ),
+            gather=self._alone,
+        )
+
+    def _encode_prefix(self, text: str, number: int, source: Sequence[int]) -> list[int]:
+        """Returns the ids with which the output of a line begins.
+
+        UserError: they leave no room for the end symbol.
+        """
+        ids = self.tokenizers.target.encode(text)
+        self._require_room("prefix has", len(ids), number, source)
+        return ids
+
+    def _encode_phrases(
+        self, texts: Sequence[str], number: int, source: Sequence[int]
+    ) -> list[list[int]]:
+        """Returns the ids of the phrases that the output of a line holds.
+
+        UserError: they leave no room for the end symbol, or outputs are sampled.
+        """
+        phrases = [ids for text in texts if (ids := self.tokenizers.target.encode(text))]
+        if phrases and self.config.decode.sample:
+            raise UserError(f"line {number}: has phrases, which samples cannot hold; search")
+        self._require_room("phrases have", sum(map(len, phrases)), number, source)
+        return phrases
+
+    def _require_room(self, what: str, count: int, number: int, source: Sequence[int]) -> None:
+        most = greatest_length(self.models, self.config.decode, len(source)) if source else 0
+        if count and count >= most:
+            raise UserError(
+                f"line {number}: its {what} {count} tokens; must be below the greatest length of "
+                f"its output, {most}"
             )
-        return [*ids[:limit], EOS] if ids else []
+
+
+class _Request(NamedTuple):
+    """A line to translate, as ids."""
+
+    source: list[int]
+    prefix: list[int]
+    phrases: list[list[int]]
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()

@@ -1,1 +1,1 @@
-"""Conversion from the formats of other frameworks."""
+"""Conversion from and to the formats of other frameworks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
-from transformer_jax.config import Config
+from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data import loader as data
 from transformer_jax.data.dataset import Examples, Report, tokenize
 from transformer_jax.decoding.evaluation import score
@@ -54,23 +55,27 @@ def dev_loss_fn(
 
 
 class Evaluation(NamedTuple):
-    """Translations of a corpus and their scores."""
+    """Translations of a corpus with one search, and their scores."""
 
     corpus: str
-    sources: list[str]
-    references: list[str]
-    outputs: list[str]
-    scores: dict[str, Any]  # those of `evaluation.score`, loss and perplexity
+    search: DecodeConfig
+    sources: Sequence[str]
+    references: Sequence[str]
+    outputs: Sequence[str]
+    scores: dict[str, Any]  # those of `evaluation.score`, sentences per second, loss, perplexity
     report: Report  # the number of pairs that the loss leaves out
 
 
 def evaluate(
-    translator: Translator, corpora: Sequence[str], language: str | None = None
+    translator: Translator,
+    corpora: Sequence[str],
+    language: str | None = None,
+    searches: Sequence[DecodeConfig] = (),
 ) -> Iterator[Evaluation]:
-    """Translates and scores corpora, and yields the evaluation of each.
+    """Translates and scores corpora, and yields the evaluation of each with each search.
 
-    language: the target language; adds the BLEU of lower-cased, tokenized text. UserError: a corpus
-    cannot be read, or the language is unknown.
+    language: the target language; adds the BLEU of lower-cased, tokenized text. searches: instead
+    of the translator's own. UserError: a corpus cannot be read, or the language is unknown.
     """
     config = translator.config
     dev_loss = dev_loss_fn(translator.model, config, translator.mesh)
@@ -79,8 +84,6 @@ def evaluate(
         pairs = list(corpus.pairs())
         require_same_everywhere(config, {name: corpus.digest})
         sources, references = map(list, zip(*pairs, strict=True))
-        outputs = translator(sources)
-        scores = score(outputs, references, language)
         examples = tokenize(
             [corpus],
             translator.tokenizers,
@@ -90,8 +93,13 @@ def evaluate(
             pairs=pairs,
             process_index=this_process()[0],
         )
-        scores |= dev_loss(translator.params, examples)
-        yield Evaluation(name, sources, references, outputs, scores, examples.report)
+        loss = dev_loss(translator.params, examples)
+        for search in searches or [config.decode]:
+            began = time.perf_counter()
+            outputs = translator.with_search(search)(sources)
+            speed = {"sentences_per_s": len(sources) / (time.perf_counter() - began)}
+            scores = score(outputs, references, language) | speed | loss
+            yield Evaluation(name, search, sources, references, outputs, scores, examples.report)
 
 
 def corpus_loss(sums: Iterable[tuple[Any, Any]]) -> dict[str, float]:

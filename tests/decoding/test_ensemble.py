@@ -1,0 +1,78 @@
+"""Ensembles: the mean of probabilities, of models of different sizes with the same ids."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from common import build, make_batch, tiny
+
+from transformer_jax.config import DecodeConfig
+from transformer_jax.decoding.ensemble import make_step, prefill
+from transformer_jax.decoding.translator import Translator
+from transformer_jax.errors import UserError
+from transformer_jax.runs.run import Run
+
+LINES = ["red old", "blue new green"]
+
+
+def test_the_step_averages_probabilities() -> None:
+    built = [build(tiny()), build(tiny(layers=1, decoder_start_id=2))]
+    source = jnp.asarray(make_batch([(7, 1), (3, 1)]).source)
+
+    @jax.jit
+    def first(all_params: Any) -> Any:
+        models = [model for model, _ in built]
+        state = prefill(models, all_params, source, 3, 8)
+        ids = jnp.full((2, 3), 5, jnp.int32)
+        step = make_step(models, all_params)
+        logits, state, _ = step(ids, state, jnp.asarray(0))
+        return logits, step(ids, state, jnp.asarray(1))[0]
+
+    params = [params for _, params in built]
+    together = first(params)
+    for index, found in enumerate(together):
+        apart = [
+            jax.nn.softmax(_alone(model, own, source)[index])
+            for model, own in zip((m for m, _ in built), params, strict=True)
+        ]
+        np.testing.assert_allclose(jnp.exp(found), jnp.mean(jnp.stack(apart), 0), atol=1e-6)
+
+
+def _alone(model: Any, params: Any, source: Any) -> list[Any]:
+    variables = {"params": params}
+    state = model.apply(variables, source, 3, 8, method="prefill")
+    start = jnp.full((2, 3), model.config.decoder_start_id, jnp.int32)
+    ids, logits = [start, jnp.full((2, 3), 5, jnp.int32)], []
+    for index, last in enumerate(ids):
+        out = model.apply(variables, last, state, jnp.asarray(index), method="decode_step")
+        logits.append(out[0])
+        state = out[1]
+    return logits
+
+
+@pytest.mark.parametrize("beam", [pytest.param(1, marks=pytest.mark.long), 3])
+def test_an_ensemble_of_one_run_twice_is_that_run(finished: Run, beam: int) -> None:
+    decode = DecodeConfig(beam=beam)
+    one = Translator.load(finished.folder, decode=decode).stream(LINES)
+    two = Translator.load(finished.folder, finished.folder, decode=decode).stream(LINES)
+    for ours, theirs in zip(one, two, strict=True):
+        assert ours.text == theirs.text
+        np.testing.assert_allclose(ours.hypotheses[0].score, theirs.hypotheses[0].score, atol=1e-5)
+
+
+def test_runs_of_other_tokenizers_are_refused(finished: Run, other_ids: Run) -> None:
+    with pytest.raises(UserError, match=r"source vocabulary is not that of .* share their tokeni"):
+        Translator.of_runs(finished, other_ids)
+
+
+@pytest.fixture
+def other_ids(finished: Run, tmp_path: Path) -> Run:
+    source = copy.copy(finished.tokenizers.source)
+    source.digest = "other"
+    tokenizers = finished.tokenizers._replace(source=source)
+    return replace(finished, folder=tmp_path, tokenizers=tokenizers)

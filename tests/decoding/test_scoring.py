@@ -1,0 +1,80 @@
+"""Scores of given pairs: those of the search itself, token by token, and alignments."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transformer_jax.config import DecodeConfig
+from transformer_jax.decoding.alignment import align, pharaoh, word_weights
+from transformer_jax.decoding.scoring import Scorer
+from transformer_jax.decoding.translator import Translator
+from transformer_jax.errors import UserError
+from transformer_jax.runs.run import Run
+from transformer_jax.special_ids import EOS
+
+LINES = ["red old", "", "blue new green"]
+
+
+@pytest.fixture(scope="module")
+def translator(finished: Run) -> Translator:
+    return Translator.load(finished.folder, decode=DecodeConfig(beam=3, penalty="none"))
+
+
+def test_scores_are_those_of_the_search(translator: Translator) -> None:
+    best = [translation.hypotheses[0] for translation in translator.stream(LINES)]
+    sources = [translator.encode(line, 1) for line in LINES]
+    ids = [hypothesis.ids for hypothesis in best]
+    found = Scorer.like(translator).of_ids(list(zip(sources, ids, strict=True)))
+    for hypothesis, score in zip(best, found, strict=True):
+        assert score.ids == hypothesis.ids
+        assert len(score.log_probs) == len(hypothesis.ids)
+        np.testing.assert_allclose(score.log_prob, hypothesis.score, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(sum(score.log_probs), score.log_prob, atol=1e-5)
+    assert found[1].log_prob == 0
+    assert all(score.log_prob < 0 for score in found[::2])
+
+
+def test_text_is_scored_with_its_end_symbol(translator: Translator) -> None:
+    one, blank, other = Scorer.like(translator)(LINES, ["rot alt", "", ""])
+    assert one.ids == (*translator.tokenizers.target.encode("rot alt"), EOS)
+    assert other.ids == (EOS,)
+    assert blank.ids == ()
+    with pytest.raises(UserError, match="line 8: has a target, but a blank source; give both"):
+        Scorer.like(translator)(["red", ""], ["rot", "alt"], first=7)
+    most = "line 1: its target has [0-9]+ tokens; must be at most [0-9]+ .model.max_length="
+    with pytest.raises(UserError, match=most):
+        Scorer.like(translator)(["red"], ["rot " * 200])
+
+
+def test_attention_is_that_of_the_chosen_heads(translator: Translator) -> None:
+    def weights(*attended: tuple[int, int | None]) -> Any:
+        (found,) = Scorer.like(translator, attended)(["blue new green"], ["blau neu"])
+        return found.attention
+
+    source = translator.encode("blue new green", 1)
+    target = [*translator.tokenizers.target.encode("blau neu"), EOS]
+    layers = translator.config.model.depths[1]
+    every = np.stack([weights((layer, None)) for layer in range(layers)])
+    assert every.shape == (layers, len(target), len(source))
+    np.testing.assert_allclose(every.sum(-1), 1, rtol=1e-5)
+    np.testing.assert_allclose(weights(), every.mean(0), rtol=1e-5)
+    heads = [weights((0, head)) for head in range(translator.config.model.heads)]
+    np.testing.assert_allclose(np.mean(heads, axis=0), every[0], rtol=1e-5)
+    assert not np.allclose(heads[0], heads[1], atol=1e-3)
+    last = layers - 1
+    with pytest.raises(UserError, match=f"layer {layers} of cross-attention: .* from 0 to {last}"):
+        weights((layers, None))
+    with pytest.raises(UserError, match="head 99 of cross-attention: does not exist"):
+        weights((0, 99))
+
+
+def test_words_have_the_weights_of_their_pieces() -> None:
+    weights = np.array([[0.1, 0.2, 0.3, 0.4], [0.5, 0.3, 0.2, 0.0], [0.0, 0.1, 0.7, 0.2]])
+    source, target = ["▁a", "b", "▁c", "d"], ["▁x", "▁y", "z"]
+    words = word_weights(weights, source, target)
+    np.testing.assert_allclose(words, [[0.3, 0.7], [0.45, 0.55]])
+    assert align(words) == [(1, 0), (1, 1)]
+    assert pharaoh(align(weights)) == "3-0 0-1 2-2"
+    assert align(word_weights(weights[:0], source, [])) == []
+    assert align(weights[:, :0]) == []

@@ -1,0 +1,137 @@
+"""Exported models, loaded again: CTranslate2's scores and text, StableHLO's states and ids."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from common import error_line
+
+from transformer_jax.cli.main import main
+from transformer_jax.config import AttentionConfig, DecodeConfig, ModelConfig
+from transformer_jax.decoding.scoring import make_score
+from transformer_jax.decoding.strategies import Lines, make_search
+from transformer_jax.errors import UserError
+from transformer_jax.interop.ctranslate2 import export
+from transformer_jax.interop.stablehlo import Programs
+from transformer_jax.models.make import make_model
+from transformer_jax.runs.run import Run
+from transformer_jax.special_ids import BOS, EOS, PAD
+from transformer_jax.types import Batch
+
+MODEL = ModelConfig(layers=2, d_model=32, heads=4, d_ff=64, max_length=40, dropout=0.0)
+EXPRESSIBLE: list[dict[str, Any]] = [
+    {},
+    {"norm": "pre", "activation": "gelu", "tied": "none", "output_bias": True},
+    {"positions": "learned", "activation": "silu", "tied": "decoder", "bias": False},
+    {"activation": "swiglu", "position_layout": "halves", "embedding_scale": 1.0},
+]
+
+
+def random_model(config: ModelConfig, sizes: tuple[int, int]) -> tuple[Any, Any]:
+    """A model whose norms and biases are random, too."""
+    model, ids = make_model(config, *sizes), jnp.ones((1, 4), jnp.int32)
+    params: Any = jax.jit(model.init)(jax.random.key(1), Batch(ids, ids, ids))["params"]
+    noise = jax.random.key(2)
+    return model, jax.tree.map(lambda x: x + 0.1 * jax.random.normal(noise, x.shape), params)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [EXPRESSIBLE[0], *(pytest.param(c, marks=pytest.mark.long) for c in EXPRESSIBLE[1:])],
+)
+def test_ctranslate2_has_the_same_scores_and_text(
+    changes: dict[str, Any], finished: Run, tmp_path: Path
+) -> None:
+    tokenizers = finished.tokenizers
+    sizes = tokenizers.source.size, tokenizers.target.size
+    config = replace(MODEL, **changes)
+    model, params = random_model(config, sizes)
+    export(config, tokenizers, params, tmp_path / "exported")
+    loaded = ctranslate2.Translator(str(tmp_path / "exported"), compute_type="float32")
+    draw = np.random.default_rng(0)
+    source = draw.integers(4, sizes[0], (20, 9)).astype(np.int32)
+    source[:, -1] = EOS
+    target = np.pad(draw.integers(4, sizes[1], (20, 5)), ((0, 0), (0, 1)), constant_values=EOS)
+    pieces = [tokenizers.source.pieces(row[:-1].tolist()) for row in source]
+    wanted = [tokenizers.target.pieces(row[:-1].tolist()) for row in target]
+    ours, _ = jax.jit(make_score([model]))([params], [source, target.astype(np.int32)])
+    theirs = [score.log_probs for score in loaded.score_batch(pieces, wanted)]
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+    ids = jax.jit(make_search([model], DecodeConfig(beam=1)))([params], Lines(source)).ids[:, 0]
+    found = loaded.translate_batch(
+        pieces, beam_size=1, max_decoding_length=28, suppress_sequences=[["<pad>"]]
+    )
+    for row, other in zip(np.asarray(ids).tolist(), found, strict=True):
+        text = tokenizers.target.pieces([i for i in row if i not in (PAD, EOS)])
+        assert text == other.hypotheses[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"positions": "rotary"},
+            "model.positions='rotary': CTranslate2 cannot express it",
+        ),
+        ({"kv_heads": 1}, "model.kv_heads=1: CTranslate2 cannot express it"),
+        (
+            {"cross_attention": AttentionConfig(kind="hard", layer=1)},
+            "model.cross_attention.kind='hard': CTranslate2 cannot express it; it must be soft",
+        ),
+    ],
+)
+def test_what_ctranslate2_lacks_is_refused(
+    changes: dict[str, Any], message: str, finished: Run, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        export(replace(MODEL, **changes), finished.tokenizers, {}, tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+
+
+@pytest.mark.long
+def test_stablehlo_programs_run_for_any_batch_and_length(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "exported"
+    command = ["export", f"--run={finished.folder}", "--format=stablehlo", f"--out={out}"]
+    main(command)
+    assert capsys.readouterr().out == f"{out}: stablehlo of {finished.folder}\n"
+    assert "exists already; name a new folder" in error_line(command, capsys)
+    programs = Programs(out)
+    tokenizers = finished.tokenizers
+    model = make_model(finished.config.model, tokenizers.source.size, tokenizers.target.size)
+    search = jax.jit(make_search([model], replace(finished.config.decode, beam=1, n_best=1)))
+    params = finished.params()
+    for rows, width in ((3, 5), (1, 9)):
+        draw = np.random.default_rng(width)
+        source = draw.integers(4, tokenizers.source.size, (rows, width)).astype(np.int32)
+        wanted = search([params], Lines(source)).ids[:, 0]
+        np.testing.assert_array_equal(programs.greedy(source), wanted)
+        state, last = programs.encode(source), np.full((rows, 1), BOS, np.int32)
+        for index in range(4):
+            logits, state = programs.step(last, np.int32(index), state)
+            last = np.argmax(np.asarray(logits)[:, PAD + 1 :], axis=1)[:, None].astype(np.int32) + 1
+            before_end = ~np.any(np.asarray(wanted[:, :index]) == EOS, axis=1)
+            np.testing.assert_array_equal(last[before_end, 0], wanted[before_end, index])
+
+
+def test_a_ctranslate2_folder_appears_whole(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "exported"
+    command = ["export", f"--run={finished.folder}", "--format=ctranslate2", f"--out={out}"]
+    main(command)
+    assert {"model.bin", "config.json"} <= {path.name for path in out.iterdir()}
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("transformer_jax.interop.ctranslate2._fill_layer", fail)
+    with pytest.raises(SystemExit):
+        main([*command[:-1], f"--out={tmp_path / 'other'}"])
+    assert [path.name for path in tmp_path.iterdir()] == ["exported"]

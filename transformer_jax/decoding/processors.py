@@ -1,0 +1,167 @@
+"""Functions of the log probabilities of the next id, which change what a search prefers.
+
+A `Processor` returns the log probabilities that the search ranks by, at most 0, and -inf for an id
+that may not follow. It does not renormalize. Scores that are reported are the model's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.special_ids import PAD
+from transformer_jax.types import Key
+
+
+class Sentences(NamedTuple):
+    """What a search is told about each sentence. A field that no part of it reads may be None."""
+
+    max_length: Int[Array, " B"]  # largest number of ids, end symbol included; 0: no output
+    min_length: Int[Array, " B"] | None = None  # least number of ids before the end symbol
+    prefix: Int[Array, "B P"] | None = None  # the first ids of each output, `PAD` after them
+    keys: Key | None = None  # [B], rngs of samples
+    phrases: Int[Array, "B P L"] | None = None  # that each output must hold, `PAD` after them
+
+
+class Context(NamedTuple):
+    """What a processor may depend on besides the log probabilities that it changes."""
+
+    position: Int[Array, ""]  # number of ids so far
+    ids: Int[Array, "B K T"]  # the ids so far, `PAD` after them
+    log_probs: Float[Array, "B K V"]  # the model's own
+    sentences: Sentences
+
+
+Processor = Callable[[Float[Array, "B K V"], Context], Float[Array, "B K V"]]
+
+
+def suppress(ids: Sequence[int]) -> Processor:
+    """Returns a processor that forbids `ids`."""
+
+    def process(log_probs: Float[Array, "B K V"], _: Context) -> Float[Array, "B K V"]:
+        forbidden = jnp.zeros(log_probs.shape[-1], bool).at[jnp.asarray(ids)].set(True)
+        return jnp.where(forbidden, -jnp.inf, log_probs)
+
+    return process
+
+
+NO_PADDING = suppress((PAD,))
+
+
+def at_least_min_length(end_id: int) -> Processor:
+    """Returns a processor that forbids the end symbol before `Sentences.min_length` ids."""
+
+    def process(log_probs: Float[Array, "B K V"], context: Context) -> Float[Array, "B K V"]:
+        assert context.sentences.min_length is not None
+        early = context.position < context.sentences.min_length[:, None]
+        is_end = (jnp.arange(log_probs.shape[-1]) == end_id)[None, None, :]
+        return jnp.where(early[..., None] & is_end, -jnp.inf, log_probs)
+
+    return process
+
+
+def no_repeat_ngrams(size: int) -> Processor:
+    """Returns a processor that forbids an id that would repeat `size` ids of the hypothesis.
+
+    (Paulus et al. 2018, section 2.5)
+    """
+
+    def process(log_probs: Float[Array, "B K V"], context: Context) -> Float[Array, "B K V"]:
+        ids, index = context.ids, context.position
+        length = ids.shape[2]
+        if length < size:
+            return log_probs
+        starts = jnp.arange(length - size + 1)
+        repeats = jnp.broadcast_to(starts + size <= index, (*ids.shape[:2], starts.size))
+        for offset in range(size - 1):
+            last = jax.lax.dynamic_index_in_dim(ids, index - size + 1 + offset, 2)
+            repeats = repeats & (ids[:, :, offset : offset + starts.size] == last)
+        followers = ids[:, :, size - 1 :]
+        return _at(log_probs, followers, repeats, -jnp.inf)
+
+    return process
+
+
+def repetition_penalty(factor: float) -> Processor:
+    """Returns a processor that multiplies the log probabilities of ids that the hypothesis holds.
+
+    A factor above 1 makes them less likely. (Keskar et al. 2019, section 4.1, on log probabilities)
+    """
+
+    def process(log_probs: Float[Array, "B K V"], context: Context) -> Float[Array, "B K V"]:
+        held = jnp.arange(context.ids.shape[2]) < context.position
+        held = jnp.broadcast_to(held, context.ids.shape)
+        penalized = jnp.take_along_axis(log_probs, context.ids, axis=2) * factor
+        return _at(log_probs, context.ids, held, penalized)
+
+    return process
+
+
+def temperature(value: float) -> Processor:
+    """Returns a processor that divides the log probabilities by `value`."""
+    return lambda log_probs, _: log_probs / value
+
+
+def top_k(count: int) -> Processor:
+    """Returns a processor that forbids all but the `count` likeliest ids (Fan et al. 2018)."""
+
+    def process(log_probs: Float[Array, "B K V"], _: Context) -> Float[Array, "B K V"]:
+        best, chosen = jax.lax.top_k(log_probs, min(count, log_probs.shape[-1]))
+        return _only(log_probs, chosen, best)
+
+    return process
+
+
+def top_p(mass: float) -> Processor:
+    """Returns a processor that keeps the fewest likeliest ids whose probabilities add up to at
+    least `mass` of all that are allowed, and forbids the others (Holtzman et al. 2020)."""
+
+    def process(log_probs: Float[Array, "B K V"], _: Context) -> Float[Array, "B K V"]:
+        best, chosen = jax.lax.top_k(log_probs, log_probs.shape[-1])
+        probs = jax.nn.softmax(best)
+        before = jnp.cumsum(probs, axis=-1) - probs
+        return _only(log_probs, chosen, jnp.where(before < mass, best, -jnp.inf))
+
+    return process
+
+
+def forced_prefix(log_probs: Float[Array, "B K V"], context: Context) -> Float[Array, "B K V"]:
+    """Forbids all but the id of `Sentences.prefix` at this position, if there is one.
+
+    It must be the last processor: it allows what others have forbidden.
+    """
+    prefix = context.sentences.prefix
+    assert prefix is not None
+    if prefix.shape[1] == 0:
+        return log_probs
+    index = jnp.minimum(context.position, prefix.shape[1] - 1)
+    forced = jax.lax.dynamic_index_in_dim(prefix, index, 1)[:, :, None]  # [B, 1, 1]
+    is_forced = (forced != PAD) & (context.position < prefix.shape[1])
+    vocabulary = jnp.arange(log_probs.shape[-1])[None, None, :]
+    only = jnp.where(vocabulary == forced, context.log_probs, -jnp.inf)
+    return jnp.where(is_forced, only, log_probs)
+
+
+def _at(
+    log_probs: Float[Array, "B K V"],
+    ids: Int[Array, "B K I"],
+    where: Array,
+    values: Float[Array, "#B #K #I"] | float,
+) -> Float[Array, "B K V"]:
+    """Returns `log_probs` with `values` at `ids` where `where` holds."""
+    ids = jnp.where(where, ids, log_probs.shape[-1])  # out of bounds: dropped
+    sentences = jnp.arange(ids.shape[0])[:, None, None]
+    beams = jnp.arange(ids.shape[1])[:, None]
+    return log_probs.at[sentences, beams, ids].set(values, mode="drop")
+
+
+def _only(
+    log_probs: Float[Array, "B K V"], ids: Int[Array, "B K I"], values: Float[Array, "B K I"]
+) -> Float[Array, "B K V"]:
+    """Returns `values` at `ids`, -inf elsewhere."""
+    nothing = jnp.full_like(log_probs, -jnp.inf)
+    return jnp.put_along_axis(nothing, ids, values, axis=-1, inplace=False)

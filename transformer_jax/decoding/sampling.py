@@ -1,0 +1,100 @@
+"""Greedy search and sampling: strategies that extend each hypothesis by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from transformer_jax.decoding.processors import Context, Sentences
+from transformer_jax.decoding.search import (
+    Hypotheses,
+    Live,
+    Progress,
+    Rules,
+    Step,
+    Strategy,
+    last_ids,
+    no_ids,
+    score_next,
+    take,
+)
+from transformer_jax.decoding.top_k import first_argmax
+from transformer_jax.special_ids import PAD
+
+
+class _Extended(NamedTuple):
+    live: Live
+    ended: Bool[Array, "B K"]
+
+
+Choose = Callable[[Float[Array, "B K V"], Context], Int[Array, "B K"]]
+"""(log probabilities after the processors, context) -> the next id of each hypothesis."""
+
+
+def greedy() -> Strategy:
+    """Returns the search of one hypothesis per sentence, with the likeliest id at each position."""
+    return _extending_each(1, lambda log_probs, _: first_argmax(log_probs))
+
+
+def sample(count: int) -> Strategy:
+    """Returns the search of `count` independent samples per sentence, the best scores first.
+
+    An id is drawn with the probabilities after the processors, renormalized. The rng is
+    `Sentences.keys` folded with the number of the sample and the position.
+    """
+
+    def choose(log_probs: Float[Array, "B K V"], context: Context) -> Int[Array, "B K"]:
+        assert context.sentences.keys is not None
+
+        def draw(key: Any, number: Any, log_probs: Float[Array, " V"]) -> Int[Array, ""]:
+            key = jax.random.fold_in(jax.random.fold_in(key, number), context.position)
+            return jax.random.categorical(key, log_probs)
+
+        draws = jax.vmap(jax.vmap(draw, (None, 0, 0)), (0, None, 0))
+        return draws(context.sentences.keys, jnp.arange(count), log_probs).astype(jnp.int32)
+
+    return _extending_each(count, choose)
+
+
+def _extending_each(count: int, choose: Choose) -> Strategy:
+    """Returns the search of `count` hypotheses per sentence that extends each by a chosen id."""
+
+    def start(sentences: Sentences, rules: Rules) -> _Extended:
+        shape = (sentences.max_length.shape[0], count)
+        ended = jnp.broadcast_to(sentences.max_length[:, None] <= 0, shape)
+        return _Extended(no_ids(shape, rules), ended)
+
+    def advance(step: Step, progress: Progress, rules: Rules) -> Progress:
+        index, _, sentences, (live, ended), state = progress
+        logits, state, _ = step(last_ids(live, index, rules), state, index)
+        scored = score_next(logits, live.ids, index, sentences, rules)
+        chosen = jnp.where(ended, PAD, choose(scored.log_probs, scored.context))
+        gained = jnp.take_along_axis(scored.log_probs, chosen[..., None], axis=-1)[..., 0]
+        own = scored.own(jnp.arange(count)[None, :, None], chosen[..., None])[..., 0]
+        ids = jax.lax.dynamic_update_index_in_dim(live.ids, chosen, index, axis=2)
+        scores = live.scores + jnp.where(ended, 0.0, gained)
+        live = Live(ids, scores, live.log_probs + jnp.where(ended, 0.0, own))
+        at_end = index + 1 >= sentences.max_length[:, None]
+        ended = ended | (chosen == rules.end_id) | at_end
+        found = _Extended(live, ended)
+        return Progress(index + 1, jnp.all(ended, axis=1), sentences, found, state)
+
+    def grow(found: _Extended, length: int) -> _Extended:
+        return found._replace(live=found.live.grown(length))
+
+    return Strategy(count, start, advance, _best_first, grow)
+
+
+def _best_first(all_found: _Extended, rules: Rules) -> Hypotheses:
+    live, _ = all_found
+    length = jnp.sum(live.ids != PAD, axis=2)
+    found = (length > 0) & (live.scores > -jnp.inf)
+    length = jnp.maximum(length, 1).astype(jnp.float32)
+    scores = jnp.where(found, rules.length_rule(live.log_probs, length), -jnp.inf)
+    scores, order = jax.lax.top_k(scores, scores.shape[1])
+    ids = jnp.where(found[:, :, None], live.ids, PAD)
+    return Hypotheses(take(ids, order), scores, take(live.log_probs, order))

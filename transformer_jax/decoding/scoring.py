@@ -1,0 +1,146 @@
+"""Scores given pairs with a trained model, token by token, with its cross-attention if asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.decoding.trained import TrainedModel, padded
+from transformer_jax.errors import UserError
+from transformer_jax.models.base import Model
+from transformer_jax.parallel.compile import compile_function
+from transformer_jax.special_ids import EOS, PAD
+from transformer_jax.types import Batch, Params
+
+Attended = Sequence[tuple[int, int | None]]
+"""Layers of cross-attention, each with a head or None for all, whose weights are averaged. Empty:
+all layers."""
+
+
+class PairScore(NamedTuple):
+    """The score of a pair."""
+
+    log_prob: float  # of the target given the source, in nats
+    ids: tuple[int, ...]  # of the target, with the end symbol
+    log_probs: tuple[float, ...]  # of each id
+    attention: np.ndarray | None  # [T, S], for each id of the target and of the source
+
+
+class Scorer(TrainedModel):
+    """Computes the log probabilities that a trained model gives to targets.
+
+    Those of an output of a translator are its `Hypothesis.log_prob`, up to rounding. Of an ensemble
+    it averages the probabilities, and the attention weights of the first model are returned.
+    attended: which attention weights to return; None: none. UserError: the model has no such layer
+    or head.
+    """
+
+    def __init__(self, *arguments: Any, attended: Attended | None = None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._attend(attended)
+
+    @classmethod
+    def like(cls, other: TrainedModel, attended: Attended | None = None) -> Scorer:
+        """Returns the scorer with the model and the parameters of another."""
+        scorer = object.__new__(cls)
+        scorer.__dict__ |= other.__dict__
+        scorer._attend(attended)
+        return scorer
+
+    def _attend(self, attended: Attended | None) -> None:
+        if attended is not None:
+            _check(attended, self.model)
+        self._attended = attended
+        self._score = compile_function(make_score(self.models, attended), self.mesh)
+
+    def __call__(
+        self, sources: Sequence[str], targets: Sequence[str], first: int = 1
+    ) -> list[PairScore]:
+        """Returns the score of each pair; that of two blank lines is 0.
+
+        first: number of the first line, for messages. UserError: a target is too long, or its
+        source is blank.
+        """
+        pairs: list[tuple[list[int], list[int]]] = []
+        for number, (source, target) in enumerate(zip(sources, targets, strict=True), first):
+            ids, limit = self.tokenizers.target.encode(target), self.max_length - 1
+            if len(ids) > limit:
+                raise UserError(
+                    f"line {number}: its target has {len(ids)} tokens; must be at most {limit} "
+                    f"(model.max_length={limit + 1})"
+                )
+            given = self.encode(source, number)
+            if ids and not given:
+                raise UserError(f"line {number}: has a target, but a blank source; give both")
+            pairs.append((given, [*ids, EOS] if given else []))
+        return self.of_ids(pairs)
+
+    def of_ids(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[PairScore]:
+        """Returns the score of pairs of ids, as `encode` and `Hypothesis.ids` are."""
+        blank = None if self._attended is None else np.zeros((0, 0), np.float32)
+        results = [PairScore(0.0, (), (), blank)] * len(pairs)
+        lengths = [max(map(len, pair)) if pair[1] else 0 for pair in pairs]
+        for shape, members in self._batches(lengths, self.config.decode.batch_tokens):
+            arrays = [padded([pairs[i][side] for i in members], shape) for side in (0, 1)]
+            log_probs, weights = self._run(self._score, arrays)
+            for row, i in enumerate(members):
+                source, target = pairs[i]
+                own = tuple(log_probs[row, : len(target)].tolist())
+                attention = None if weights is None else weights[row, : len(target), : len(source)]
+                results[i] = PairScore(float(np.sum(own)), tuple(target), own, attention)
+        return results
+
+
+def make_score(
+    models: Sequence[Model], attended: Attended | None = None
+) -> Callable[[Sequence[Params], Any], tuple[Array, Array | None]]:
+    """Returns a pure function (parameters of each model, (source [B, S], target [B, T])) -> (log
+    probability of each target id [B, T], 0 at padding, and the mean attention weights [B, T, S] of
+    the first model, or None)."""
+
+    def score(
+        params: Sequence[Params], pairs: Sequence[Int[Array, "B _"]]
+    ) -> tuple[Float[Array, "B T"], Float[Array, "B T S"] | None]:
+        source, target = pairs
+        weights, log_probs = None, []
+        for i, (model, own) in enumerate(zip(models, params, strict=True)):
+            if attended is not None and i == 0:
+                model = model.clone(kernel="reference")  # which computes weights
+            start = jnp.full_like(target[:, :1], model.config.decoder_start_id)
+            shifted = jnp.concatenate([start, target[:, :-1]], axis=1)
+            output: Any = model.apply({"params": own}, Batch(source, shifted, target))
+            if attended is not None and i == 0:
+                weights = _mean(output.weights, attended)
+            every = jax.nn.log_softmax(output.logits.astype(jnp.float32))
+            log_probs.append(jnp.take_along_axis(every, target[..., None], axis=-1)[..., 0])
+        mean = jax.nn.logsumexp(jnp.stack(log_probs), axis=0) - math.log(len(models))
+        return jnp.where(target != PAD, mean, 0.0), weights
+
+    return score
+
+
+def _mean(weights: dict[str, Array], attended: Attended) -> Float[Array, "B T S"]:
+    layers = [name for name in weights if name.endswith("/cross_attention")]
+    chosen = [(f"decoder/{layer}/cross_attention", head) for layer, head in attended]
+    means = [
+        jnp.mean(weights[name], axis=1) if head is None else weights[name][:, head]
+        for name, head in chosen or [(name, None) for name in layers]
+    ]
+    return jnp.mean(jnp.stack(means), axis=0)
+
+
+def _check(attended: Attended, model: Model) -> None:
+    counts = {"layer": model.config.depths[1], "head": model.config.heads}
+    for chosen in attended:
+        for (name, count), number in zip(counts.items(), chosen, strict=True):
+            if number is not None and not 0 <= number < count:
+                raise UserError(
+                    f"{name} {number} of cross-attention: does not exist; must be from 0 to "
+                    f"{count - 1}"
+                )

@@ -1,0 +1,188 @@
+"""A trained model, or an ensemble of several, with what translating and scoring have in common."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+from jaxtyping import Int
+
+from transformer_jax.config import Config, DecodeConfig, ModelConfig
+from transformer_jax.data.buckets import batches_by_length
+from transformer_jax.errors import UserError
+from transformer_jax.models.base import Model
+from transformer_jax.models.make import abstract_params, make_model
+from transformer_jax.parallel.kernel import shard_kernel
+from transformer_jax.parallel.mesh import (
+    check_mesh,
+    constrain_to,
+    data_parallel_size,
+    make_mesh,
+    shard_batch,
+    take_local_rows,
+)
+from transformer_jax.parallel.parameters import shard_tree
+from transformer_jax.runs import run
+from transformer_jax.runs.run import Run
+from transformer_jax.special_ids import EOS, PAD
+from transformer_jax.text.tokenizer import Tokenizers
+from transformer_jax.types import Params
+
+logger = logging.getLogger(__name__)
+
+Trained = TypeVar("Trained", bound="TrainedModel")
+
+
+class Member(NamedTuple):
+    """A further model of an ensemble."""
+
+    config: ModelConfig
+    params: Params
+
+
+class TrainedModel:
+    """A trained model with its tokenizers, on a mesh of devices.
+
+    others: the other models of an ensemble, with the same tokenizers.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        tokenizers: Tokenizers,
+        params: Params,
+        mesh: Mesh | None = None,
+        others: Sequence[Member] = (),
+    ) -> None:
+        sizes = tokenizers.source.size, tokenizers.target.size
+        if mesh is None:
+            check_mesh(config, sizes)
+            mesh = make_mesh(config.mesh)
+        self.config, self.tokenizers, self.mesh = config, tokenizers, mesh
+        self.params = shard_tree(params, mesh)
+        self._others = tuple(shard_tree(member.params, mesh) for member in others)
+        kernel = shard_kernel("auto", mesh)
+        self.models: tuple[Model, ...] = tuple(
+            make_model(model, *sizes, kernel, constrain_to(mesh))
+            for model in (config.model, *(member.config for member in others))
+        )
+
+    @classmethod
+    def load(
+        cls: type[Trained],
+        folder: epath.PathLike,
+        *others: epath.PathLike,
+        step: int | None = None,
+        decode: DecodeConfig | None = None,
+        **options: Any,
+    ) -> Trained:
+        """Loads a run, with its best checkpoint or that of `step`.
+
+        With `others`, the probabilities of all runs are averaged, with the search of the first.
+        UserError: their tokenizers are not the same.
+        """
+        return cls.of_runs(*map(run.load, (folder, *others)), step=step, decode=decode, **options)
+
+    @classmethod
+    def of_runs(
+        cls: type[Trained],
+        first: Run,
+        *others: Run,
+        step: int | None = None,
+        decode: DecodeConfig | None = None,
+        **options: Any,
+    ) -> Trained:
+        """Does as `load`, with runs that are loaded."""
+        config = first.config
+        if decode is not None:
+            config = dataclasses.replace(config, decode=decode)
+        for other in others:
+            _require_same_ids(first, other)
+        members = [Member(other.config.model, _load_params(other)) for other in others]
+        params = _load_params(first, step)
+        return cls(config, first.tokenizers, params, others=members, **options)
+
+    @property
+    def model(self) -> Model:
+        """The model, or the first one of an ensemble."""
+        return self.models[0]
+
+    @property
+    def all_params(self) -> tuple[Params, ...]:
+        """The parameters of each model."""
+        return (self.params, *self._others)
+
+    @property
+    def max_length(self) -> int:
+        """Largest number of ids of a line, end symbol included."""
+        return min(model.config.max_length for model in self.models)
+
+    def with_params(self: Trained, params: Params) -> Trained:
+        """Returns the same with other parameters, which shares the compiled programs."""
+        other = copy.copy(self)
+        other.params = params
+        return other
+
+    def encode(self, line: str, number: int | None = None) -> list[int]:
+        """Returns the ids of a source with the end symbol, cut to the greatest length; none for a
+        blank line.
+
+        number: that of the line, to warn that it is cut; None: without a warning.
+        """
+        ids = self.tokenizers.source.encode(line)
+        limit = self.max_length - 1
+        if len(ids) > limit and number is not None:
+            logger.warning(
+                "line %d: cut from %d to %d tokens (model.max_length=%d)",
+                number,
+                len(ids),
+                limit,
+                limit + 1,
+            )
+        return [*ids[:limit], EOS] if ids else []
+
+    def _batches(
+        self, lengths: Sequence[int], batch_tokens: int
+    ) -> Iterator[tuple[tuple[int, int], list[int]]]:
+        """Yields the shapes and the members of batches of rows of these lengths."""
+        return batches_by_length(
+            lengths, batch_tokens, self.max_length, data_parallel_size(self.mesh)
+        )
+
+    def _run(self, function: Callable[..., Any], arrays: Any) -> Any:
+        """Returns what a compiled function of (parameters of each model, batch) computes."""
+        found = function(self.all_params, self._on_mesh(arrays))
+        return [None if x is None else np.asarray(x) for x in found]
+
+    def _on_mesh(self, arrays: Any) -> Any:
+        """Returns a batch on the devices, split by rows."""
+        return shard_batch(take_local_rows(arrays, self.mesh), self.mesh)
+
+
+def padded(rows: Sequence[Sequence[int]], shape: tuple[int, int]) -> Int[np.ndarray, "B S"]:
+    """Returns the rows in an array of this shape, with `PAD` after them."""
+    array = np.full(shape, PAD, np.int32)
+    for i, row in enumerate(rows):
+        array[i, : len(row)] = row
+    return array
+
+
+def _load_params(loaded: Run, step: int | None = None) -> Params:
+    sizes = loaded.tokenizers.source.size, loaded.tokenizers.target.size
+    return loaded.params(step, abstract_params(loaded.config.model, *sizes))
+
+
+def _require_same_ids(first: Run, other: Run) -> None:
+    for side in ("source", "target"):
+        digests = {getattr(loaded.tokenizers, side).digest for loaded in (first, other)}
+        if len(digests) > 1:
+            raise UserError(
+                f"run {other.folder}: its {side} vocabulary is not that of {first.folder}; the "
+                "runs of an ensemble must share their tokenizers"
+            )

@@ -1,0 +1,151 @@
+"""Writes a trained model in CTranslate2's format (OpenNMT's C++ inference engine)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformer_jax.config import AttentionConfig, ModelConfig
+from transformer_jax.errors import UserError
+from transformer_jax.models.embedding import sinusoids
+from transformer_jax.special_ids import BOS, EOS, UNK
+from transformer_jax.text.tokenizer import Tokenizers
+from transformer_jax.types import Params
+
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
+"""CTranslate2's names of activations."""
+
+
+def export(config: ModelConfig, tokenizers: Tokenizers, params: Params, folder: Path) -> None:
+    """Writes the model to `folder`, which must not exist.
+
+    Sources are given without the end symbol, as the pieces of the run's tokenizer. UserError:
+    CTranslate2 is not installed, or cannot express the model.
+    """
+    _require_expressible(config)
+    try:
+        from ctranslate2.specs import common_spec, transformer_spec
+    except ImportError as error:
+        raise UserError("ctranslate2: is not installed; pip install ctranslate2") from error
+    gated = config.activation == "swiglu"
+    spec: Any = transformer_spec.TransformerSpec.from_config(
+        config.depths,
+        config.heads,
+        pre_norm=config.norm == "pre",
+        activation=getattr(common_spec.Activation, ACTIVATIONS[config.activation]),
+        ffn_glu=gated,
+    )
+    target = params["target_embedding"]
+    trees = {side: params[side] for side in ("encoder", "decoder")}
+    embeddings = {"encoder": params[_source_embedding(config)], "decoder": target}
+    for side, tree in trees.items():
+        part = getattr(spec, side)
+        table = part.embeddings[0] if side == "encoder" else part.embeddings
+        _fill_embedding(part, table, embeddings[side], config)
+        for i, layer in enumerate(part.layer):
+            _fill_layer(layer, tree[f"layers_{i}"])
+        if config.norm == "pre":
+            _fill_norm(part.layer_norm, tree["norm"])
+    output = spec.decoder.projection
+    output.weight = _array(params["output"] if config.tied == "none" else target["embedding"])
+    if config.output_bias:
+        output.bias = _array(params["output_bias"])
+    for side in ("source", "target"):
+        tokenizer = getattr(tokenizers, side)
+        pieces = tokenizer.pieces(range(tokenizer.size))
+        getattr(spec, f"register_{side}_vocabulary")(pieces)
+    names = tokenizers.target.pieces(range(tokenizers.target.size))
+    spec.config.add_source_eos = True
+    spec.config.layer_norm_epsilon = config.norm_eps
+    spec.config.bos_token, spec.config.eos_token = names[BOS], names[EOS]
+    spec.config.unk_token = names[UNK]
+    spec.config.decoder_start_token = names[config.decoder_start_id]
+    spec.validate()
+    spec.optimize(quantization="float32")
+    folder.mkdir(parents=True)
+    spec.save(str(folder))
+
+
+def _require_expressible(config: ModelConfig) -> None:
+    """Checks each field of the model. UserError: CTranslate2 has nothing like it."""
+    wanted = {
+        "labels": (None,),
+        "kv_heads": (None, config.heads),
+        "positions": ("sinusoidal", "learned"),
+        "encoder_attention": (AttentionConfig(),),
+        "decoder_attention": (AttentionConfig(),),
+        "cross_attention": (AttentionConfig(),),
+    }
+    for name, known in wanted.items():
+        value = getattr(config, name)
+        if value in known:
+            continue
+        if isinstance(value, AttentionConfig):
+            name, value, known = f"{name}.kind", value.kind, ("soft",)
+        raise UserError(
+            f"model.{name}={value!r}: CTranslate2 cannot express it; it must be "
+            f"{' or '.join(map(str, known))}"
+        )
+
+
+def _source_embedding(config: ModelConfig) -> str:
+    return "target_embedding" if config.tied == "all" else "source_embedding"
+
+
+def _fill_embedding(part: Any, table: Any, params: Params, config: ModelConfig) -> None:
+    table.weight = _array(params["embedding"])
+    scale = config.d_model**0.5 if config.embedding_scale is None else config.embedding_scale
+    part.scale_embeddings = np.float32(scale)
+    if config.positions == "learned":
+        positions = params["positions"]
+    else:
+        positions = sinusoids(config.max_length, config.d_model, config.position_layout)
+    part.position_encodings.encodings = _array(positions)
+
+
+def _fill_layer(spec: Any, params: Params) -> None:
+    _fill_attention(spec.self_attention, params["self_attention"], queries=3)
+    _fill_norm(spec.self_attention.layer_norm, params["self_attention_norm"])
+    if "cross_attention" in params:
+        _fill_attention(spec.attention, params["cross_attention"], queries=1)
+        _fill_norm(spec.attention.layer_norm, params["cross_attention_norm"])
+    network = params["ffn"]
+    if "gate" in network:
+        _fill_linear(spec.ffn.linear_0, network["gate"])
+        _fill_linear(spec.ffn.linear_0_noact, network["in"])
+    else:
+        _fill_linear(spec.ffn.linear_0, network["in"])
+    _fill_linear(spec.ffn.linear_1, network["out"])
+    _fill_norm(spec.ffn.layer_norm, params["ffn_norm"])
+
+
+def _fill_attention(spec: Any, params: Params, *, queries: int) -> None:
+    """Fills in the projections, the first `queries` of query, key and value in one matrix."""
+    names = ("query", "key", "value")
+    fused = [names] if queries == 3 else [names[:1], names[1:]]
+    for linear, group in zip(spec.linear, fused, strict=False):
+        kernels = [_array(params[name]["kernel"]) for name in group]  # [D, N, H]
+        linear.weight = np.concatenate([k.reshape(k.shape[0], -1).T for k in kernels])
+        if "bias" in params[group[0]]:
+            biases = [_array(params[name]["bias"]).reshape(-1) for name in group]
+            linear.bias = np.concatenate(biases)
+    out = _array(params["out"]["kernel"])  # [N, H, D]
+    spec.linear[-1].weight = out.reshape(-1, out.shape[-1]).T.copy()
+    if "bias" in params["out"]:
+        spec.linear[-1].bias = _array(params["out"]["bias"])
+
+
+def _fill_linear(spec: Any, params: Params) -> None:
+    spec.weight = _array(params["kernel"]).T.copy()
+    if "bias" in params:
+        spec.bias = _array(params["bias"])
+
+
+def _fill_norm(spec: Any, params: Params) -> None:
+    spec.gamma, spec.beta = _array(params["scale"]), _array(params["bias"])
+
+
+def _array(leaf: Any) -> np.ndarray:
+    return np.asarray(leaf, np.float32)

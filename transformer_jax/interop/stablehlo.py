@@ -1,0 +1,95 @@
+"""Writes a trained model as StableHLO programs (`jax.export`) for any batch and length.
+
+A folder holds three programs, each as `NAME.jax` for `jax.export.deserialize` and as `NAME.mlir`,
+StableHLO's portable bytecode. Their first arguments are the arrays of `params.npz` in its order.
+
+    encode  (params..., source [B, S]) -> state...
+    step    (params..., ids [B, 1], index, state...) -> logits [B, V], state...
+    greedy  (params..., source [B, S]) -> ids [B, T]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export as jax_export
+
+from transformer_jax.config import DecodeConfig, ModelConfig
+from transformer_jax.decoding.strategies import Lines, greatest_length, make_search
+from transformer_jax.models.make import make_model
+from transformer_jax.types import Params
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+class Programs:
+    """The programs of a folder, with their parameters."""
+
+    def __init__(self, folder: Path) -> None:
+        with np.load(folder / "params.npz", allow_pickle=False) as arrays:
+            params = [arrays[name] for name in arrays.files]
+
+        def program(name: str) -> Callable[..., Any]:
+            called = jax_export.deserialize(bytearray((folder / f"{name}.jax").read_bytes())).call
+            return lambda *arguments: called(params, *arguments)
+
+        self.encode, self.step, self.greedy = map(program, ("encode", "step", "greedy"))
+
+
+def export(
+    config: ModelConfig, decode: DecodeConfig, sizes: tuple[int, int], params: Params, folder: Path
+) -> None:
+    """Writes the programs of a model to `folder`, which must not exist.
+
+    decode: sets the greatest length of outputs; the search is greedy. sizes: of the vocabularies.
+    """
+    model = make_model(config, *sizes, kernel="reference")
+    decode = replace(decode, beam=1, n_best=1, sample=False)
+    paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(params), strict=True)
+    tree = jax.tree.structure(params)
+    structure: Any = None
+
+    def encode(leaves: Sequence[Any], source: Any) -> list[Any]:
+        nonlocal structure
+        variables = {"params": jax.tree.unflatten(tree, leaves)}
+        longest = greatest_length([model], decode, source.shape[1])
+        state = model.apply(variables, source, 1, longest, method="prefill")
+        arrays, structure = jax.tree.flatten(state)
+        return arrays
+
+    def step(leaves: Sequence[Any], ids: Any, index: Any, state: Sequence[Any]) -> Any:
+        variables = {"params": jax.tree.unflatten(tree, leaves)}
+        found: Any = model.apply(
+            variables, ids, jax.tree.unflatten(structure, state), index, method="decode_step"
+        )
+        return found[0][:, 0], jax.tree.leaves(found[1])
+
+    def greedy(leaves: Sequence[Any], source: Any) -> Any:
+        search = make_search([model], decode)
+        return search([jax.tree.unflatten(tree, leaves)], Lines(source)).ids[:, 0]
+
+    rows, width = jax_export.symbolic_shape("rows, width")
+    source = jax.ShapeDtypeStruct((rows, width), jnp.int32)
+    shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+    state = jax.eval_shape(encode, shapes, source)
+    last, index = jax.ShapeDtypeStruct((rows, 1), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+    programs = {
+        "encode": (encode, shapes, source),
+        "step": (step, shapes, last, index, state),
+        "greedy": (greedy, shapes, source),
+    }
+    folder.mkdir(parents=True)
+    for name, (function, *arguments) in programs.items():
+        exported = jax_export.export(jax.jit(function), platforms=PLATFORMS)(*arguments)
+        (folder / f"{name}.jax").write_bytes(exported.serialize())
+        (folder / f"{name}.mlir").write_bytes(exported.mlir_module_serialized)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    arrays = {name: np.asarray(leaf) for name, leaf in zip(names, leaves, strict=True)}
+    save: Any = np.savez
+    save(folder / "params.npz", **arrays)
