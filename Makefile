@@ -9,7 +9,7 @@ INSTALLED := .venv/.installed
 # Compilation uses one core; a file's tests share what they compile.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k recipes attention attention-kinds layers windows remat devices faults scaling gpu readme docs clean
+.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k recipes attention attention-kinds layers windows remat devices faults scaling gpu bench-decode readme docs clean
 
 help:
 	@echo "make quickstart        train on the built-in corpus (about 5 minutes) and translate"
@@ -30,6 +30,7 @@ help:
 	@echo "make faults            kill, signal, fill and damage runs (40 minutes), results/faults.json"
 	@echo "make scaling           compile for TPU slices ahead of time (an hour), results/scaling.json"
 	@echo "make gpu               test and measure on a GPU with PYTHON (at most 10 minutes), results/gpu.json"
+	@echo "make bench-decode      compare decoding with CTranslate2 and Hugging Face (half an hour), results/decode.json"
 	@echo "make readme            update tables and figures from results/ and the code"
 
 # Runs only when a dependency has changed.
@@ -72,6 +73,16 @@ multi30k: $(INSTALLED)
 	  --config.data.train $(MULTI30K)/train.en.gz,$(MULTI30K)/train.de.gz \
 	  --config.data.dev $(MULTI30K)/val.en.gz,$(MULTI30K)/val.de.gz
 	$(PY) -m tools.multi30k --run runs/multi30k_en_de --data $(MULTI30K)
+	$(MAKE) readme
+
+# BEFORE: a checkout of another commit and a run that it reads, whose `translate` is timed, too.
+bench-decode: $(INSTALLED)
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check \
+	  ctranslate2 transformers sentencepiece
+	$(PY) -m tools.bench_decode --run runs/multi30k_en_de --data $(MULTI30K) \
+	  --peers .venv-peers/bin/python $(if $(BEFORE),--before $(BEFORE))
 	$(MAKE) readme
 
 recipes: $(INSTALLED)

@@ -192,6 +192,9 @@ class ModelConfig(_Section):
     """Dropout rate of the hidden layer of the feed-forward network."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the computation; parameters, softmax, logits and loss remain float32."""
+    weights: Literal["float32", "int8"] = "float32"
+    """Type of the stored matrices. Those of `export --format int8` are int8, and are not trained
+    further."""
 
     def _validate(self) -> None:
         self._require_positive("decoder_layers", "d_model", "heads", "d_ff", "norm_eps", "labels")

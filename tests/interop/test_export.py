@@ -1,5 +1,6 @@
 """Exported models, loaded again: CTranslate2's scores and text, StableHLO's states and ids."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from transformer_jax.cli.main import main
 from transformer_jax.config import AttentionConfig, DecodeConfig, ModelConfig
 from transformer_jax.decoding.scoring import make_score
 from transformer_jax.decoding.strategies import Lines, make_search
+from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.interop.ctranslate2 import export
 from transformer_jax.interop.stablehlo import Programs
@@ -69,6 +71,42 @@ def test_ctranslate2_has_the_same_scores_and_text(
     for row, other in zip(np.asarray(ids).tolist(), found, strict=True):
         text = tokenizers.target.pieces([i for i in row if i not in (PAD, EOS)])
         assert text == other.hypotheses[0]
+
+
+def test_int8_runs_translate_and_score_but_are_not_trained(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, source = tmp_path / "int8", tmp_path / "source"
+    main(["export", f"--run={finished.folder}", "--format=int8", f"--out={out}"])
+    assert capsys.readouterr().out == f"{out}: int8 of {finished.folder}\n"
+    source.write_text("red old\n\nblue new green\n")
+    found = []
+    for folder in (finished.folder, out):
+        main(["translate", f"--run={folder}", f"--input={source}", "--beam=1", "--json"])
+        found.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    for whole, rounded in zip(*found, strict=True):
+        assert whole["text"] == rounded["text"]
+        assert whole["log_prob"] == pytest.approx(rounded["log_prob"], abs=0.3)
+    assert found[0][0]["log_prob"] != found[1][0]["log_prob"]
+    main(["evaluate", f"--run={out}", "--beam=1", "--json"])
+    loss = json.loads(capsys.readouterr().out)["loss"]
+    main(["evaluate", f"--run={finished.folder}", "--beam=1", "--json"])
+    assert loss == pytest.approx(json.loads(capsys.readouterr().out)["loss"], abs=0.02)
+    translator = Translator.load(out)
+    types = {str(leaf.dtype) for leaf in jax.tree.leaves(translator.params)}
+    assert types == {"int8", "float32"}
+
+    other, run = f"--out={tmp_path / 'a'}", f"--run={out}"
+    train = ["train", "--config=configs/quickstart.py", f"--run={tmp_path / 'a'}"]
+    only = f"run {out}: model.weights='int8': only translates and scores; use the run that it was"
+    for command, message in (
+        (["average", run, other], only),
+        (["export", run, "--format=int8", other], only),
+        ([*train, f"--init-from={out}"], only),
+        ([*train, "--config.model.weights=int8"], "model.weights='int8': must be float32 to train"),
+    ):
+        assert message in error_line(command, capsys)
+        assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize(

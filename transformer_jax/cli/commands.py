@@ -208,8 +208,8 @@ class Export(ModelOptions):
 
     run: Annotated[str, arg(metavar="PATH")]
     """Folder of the run."""
-    format: Literal["ctranslate2", "stablehlo"]
-    """CTranslate2's folder, or programs of `jax.export`."""
+    format: Literal["ctranslate2", "int8", "stablehlo"]
+    """CTranslate2's folder, a run, or programs."""
     out: Annotated[str, arg(metavar="PATH")]
     """Folder to write, which must not exist."""
     step: Annotated[int | None, arg(metavar="N")] = None

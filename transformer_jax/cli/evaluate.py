@@ -17,6 +17,7 @@ from transformer_jax.decoding.evaluation import compare, order_by_score, require
 from transformer_jax.errors import UserError
 from transformer_jax.parallel.processes import is_coordinator
 from transformer_jax.printable import printable
+from transformer_jax.text.corpus import Corpus
 from transformer_jax.text.files import read_lines
 from transformer_jax.training.validation import Evaluation, evaluate
 
@@ -34,9 +35,9 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
     beams, alphas = _numbers("--beam", options.beam, int), _numbers("--alpha", options.alpha, float)
     translator = load_translator(options, arguments)
     corpora = options.data or translator.config.data.dev
-    baseline = None if options.baseline is None else list(read_lines(options.baseline))
-    if baseline is not None and len(corpora) > 1:
-        raise UserError(f"--baseline={options.baseline}: needs one corpus, not {len(corpora)}")
+    baseline = None
+    if options.baseline is not None:
+        baseline = _read_baseline(options.baseline, corpora, translator.config.data.fields)
     searches = _searches(translator.config.decode, beams, alphas)
     for found in evaluate(translator, corpora, options.language, searches):
         if not is_coordinator():
@@ -44,7 +45,9 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
         if found.report.left_out and found.search == searches[0]:
             message = f"{found.corpus}: loss without over-long pairs: {found.report}"
             print(printable(message), file=sys.stderr)
-        difference = None if baseline is None else _compare(found, baseline, options.baseline)
+        difference = None
+        if baseline is not None:
+            difference = compare(baseline, found.outputs, found.references)
         if options.json:
             record = {"corpus": found.corpus, "search": dataclasses.asdict(found.search)}
             more = {} if difference is None else {"baseline": difference}
@@ -63,6 +66,23 @@ def _numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> list[
         return [] if text is None else [kind(number) for number in text.split(",")]
     except ValueError as error:
         raise UserError(f"{option}={text}: must be numbers, with commas between them") from error
+
+
+def _read_baseline(path: str, corpora: Sequence[str], fields: tuple[str, str]) -> list[str]:
+    """Returns the translations of a baseline. UserError: there is not one for each pair."""
+    if len(corpora) > 1:
+        raise UserError(f"--baseline={path}: needs one corpus, not {len(corpora)}")
+    (name,) = corpora
+    lines, pairs = (
+        list(read_lines(path)),
+        sum(1 for _ in Corpus(name, "validation", fields).pairs()),
+    )
+    if len(lines) != pairs:
+        raise UserError(
+            f"--baseline={path}: has {len(lines)} lines; must have {pairs}, one for each pair of "
+            f"{name}"
+        )
+    return lines
 
 
 def _searches(
@@ -105,15 +125,6 @@ def _print_row(found: Evaluation, *, header: bool) -> None:
     values = [f"{found.search.beam}", f"{found.search.alpha:g}"]
     values += [f"{found.scores[name]:.4g}" for name in COLUMNS]
     print("  ".join(f"{value:>15}" for value in values))
-
-
-def _compare(found: Evaluation, baseline: Sequence[str], path: str | None) -> dict[str, Any]:
-    if len(baseline) != len(found.references):
-        raise UserError(
-            f"--baseline={path}: has {len(baseline)} lines; must have {len(found.references)}, "
-            f"one for each pair of {found.corpus}"
-        )
-    return compare(baseline, found.outputs, found.references)
 
 
 def _print_difference(difference: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from transformer_jax.decoding.trained import TrainedModel, padded
 from transformer_jax.errors import UserError
 from transformer_jax.models.base import Model
+from transformer_jax.models.quantization import dequantize
 from transformer_jax.parallel.compile import compile_function
 from transformer_jax.special_ids import EOS, PAD
 from transformer_jax.types import Batch, Params
@@ -114,7 +115,7 @@ def make_score(
                 model = model.clone(kernel="reference")  # which computes weights
             start = jnp.full_like(target[:, :1], model.config.decoder_start_id)
             shifted = jnp.concatenate([start, target[:, :-1]], axis=1)
-            output: Any = model.apply({"params": own}, Batch(source, shifted, target))
+            output: Any = model.apply({"params": dequantize(own)}, Batch(source, shifted, target))
             if attended is not None and i == 0:
                 weights = _mean(output.weights, attended)
             every = jax.nn.log_softmax(output.logits.astype(jnp.float32))

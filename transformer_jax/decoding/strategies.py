@@ -29,6 +29,7 @@ from transformer_jax.decoding.search import (
     unfinished,
 )
 from transformer_jax.models.base import Model
+from transformer_jax.models.quantization import dequantize
 from transformer_jax.special_ids import BOS, EOS, PAD
 from transformer_jax.types import HostOrDeviceArray, Params, Size
 
@@ -142,7 +143,7 @@ def make_phases(
         if first_length is not None:
             length = min(first_length, length)
         strategy = strategy_of(sentences)
-        state = prefill(models, params, source, strategy.beams, length)
+        state = prefill(models, list(map(dequantize, params)), source, strategy.beams, length)
         return begin(strategy, state, sentences, rules_of(sentences, length))
 
     def proceed_(
@@ -151,7 +152,8 @@ def make_phases(
         sentences, length = progress.sentences, progress.found.live.ids.shape[2]
         strategy, rules = strategy_of(sentences), rules_of(sentences, length)
         least = few(progress.done.shape[0]) if gather else 0
-        progress = proceed(strategy, make_step(models, params), progress, rules, least)
+        step = make_step(models, list(map(dequantize, params)))
+        progress = proceed(strategy, step, progress, rules, least)
         found = strategy.hypotheses(progress.found, rules)
         found = Hypotheses(*(x[:, : config.n_best] for x in found))
         return progress, progress.position >= length, progress.done, found

@@ -13,6 +13,7 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.models.base import Model
 from transformer_jax.models.checks import check_model
 from transformer_jax.models.classifier import Classifier
+from transformer_jax.models.quantization import quantize
 from transformer_jax.models.transformer import Transformer
 from transformer_jax.special_ids import PAD
 from transformer_jax.types import Batch, Constrain, ModelOutput, Params, unconstrained
@@ -52,11 +53,12 @@ def abstract_model(
 
 
 def abstract_params(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> Params:
-    """Returns the tree of the parameters, with shapes and types in place of arrays."""
-    return abstract_model(config, source_vocabulary, target_vocabulary)[1]
+    """Returns the tree of the stored parameters, with shapes and types in place of arrays."""
+    params = abstract_model(config, source_vocabulary, target_vocabulary)[1]
+    return jax.eval_shape(quantize, params) if config.weights == "int8" else params
 
 
 def count_parameters(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> int:
     """Returns the number of parameters of the model that `config` describes."""
-    tree = abstract_params(config, source_vocabulary, target_vocabulary)
+    tree = abstract_model(config, source_vocabulary, target_vocabulary)[1]
     return sum(leaf.size for leaf in jax.tree.leaves(tree))

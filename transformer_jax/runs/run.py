@@ -77,6 +77,14 @@ class Run:
         best = checkpoint.best_step(self.checkpoints)
         return steps[-1] if best is None else best
 
+    def require_float32(self) -> None:
+        """UserError: the matrices are int8, to translate with only."""
+        if self.config.model.weights != "float32":
+            raise UserError(
+                f"run {self.folder}: model.weights={self.config.model.weights!r}: only translates "
+                "and scores; use the run that it was exported from"
+            )
+
     def newest_steps(self) -> list[int]:
         """Returns the steps of the newest checkpoints, ascending, without an older best one."""
         return checkpoint.steps(self.checkpoints)[-self.config.train.keep :]
@@ -131,13 +139,24 @@ def update(old: Run, config: Config) -> Run:
 
 
 def average(source: Run, steps: Sequence[int], folder: epath.PathLike) -> Run:
-    """Creates a run in `folder` whose parameters are the mean of those of several checkpoints."""
+    """Creates a run in `folder` whose parameters are the mean of those of several checkpoints.
+
+    UserError: their matrices are int8.
+    """
+    source.require_float32()
     params = checkpoint.average(source.checkpoints, steps)
     provenance = {"average_of": {"run": source.folder.name, "steps": list(steps)}}
+    return derive(source, params, max(steps), folder, provenance)
+
+
+def derive(
+    source: Run, params: Params, step: int, folder: epath.PathLike, provenance: dict[str, Any]
+) -> Run:
+    """Creates a run in `folder` with the config of another and these parameters."""
 
     def save(checkpoints: AnyPath) -> None:
         with checkpoint.Checkpoints(checkpoints, keep=1) as writer:
-            writer.save(max(steps), {"weights": params}, {}, best=True)
+            writer.save(step, {"weights": params}, {}, best=True)
 
     return create(folder, source.config, source.tokenizers, provenance, save)
 

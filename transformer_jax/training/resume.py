@@ -80,7 +80,11 @@ def source_of_params(old: Run | None, init_from: epath.PathLike | None) -> Run |
                 f"run {old.folder}: has no checkpoint yet, and starts with the parameters of "
                 f"another run; give --init-from={name} again"
             )
-    return None if init_from is None else run.load(init_from)
+    if init_from is None:
+        return None
+    source = run.load(init_from)
+    source.require_float32()
+    return source
 
 
 def require_same_data(old: Run, found: dict[str, Any]) -> None:

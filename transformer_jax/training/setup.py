@@ -102,6 +102,10 @@ def check_config(config: Config, devices: int | None = None) -> None:
     not go together.
     """
     check_model(config.model, config.execution.kernel)
+    if config.model.weights != "float32":
+        raise UserError(
+            f"model.weights={config.model.weights!r}: must be float32 to train; export int8 then"
+        )
     if config.data.packing:
         check_packing(config.model)
     find_schedule(config.optimizer)

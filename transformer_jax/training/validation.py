@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,13 +16,14 @@ from transformer_jax.data.dataset import Examples, Report, tokenize
 from transformer_jax.decoding.evaluation import score
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.models.base import Model
+from transformer_jax.models.quantization import dequantize
 from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.mesh import data_parallel_size, local_rows, shard_batch
 from transformer_jax.parallel.processes import require_same_everywhere, this_process
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.training.setup import loss_fn
 from transformer_jax.training.step import eval_step
-from transformer_jax.types import Params
+from transformer_jax.types import Batch, Params
 
 
 def dev_loss_fn(
@@ -37,7 +37,11 @@ def dev_loss_fn(
 
     checked: wraps the compiled function of (params, batch) that it calls.
     """
-    step = partial(eval_step, loss=loss_fn(model, 0.0))
+    loss = loss_fn(model, 0.0)
+
+    def step(params: Params, batch: Batch, **options: Any) -> Any:
+        return eval_step(dequantize(params), batch, loss=loss, **options)
+
     deterministic = config.execution.deterministic
     losses = checked(compile_step(step, mesh, executor, deterministic=deterministic))
 

@@ -1,0 +1,57 @@
+"""Quantized parameters: as small and as close as 8 bits allow."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer_jax.config import TINY
+from transformer_jax.models.make import abstract_params, make_model
+from transformer_jax.models.quantization import Quantized, dequantize, quantize
+from transformer_jax.types import Batch
+
+
+@pytest.mark.usefixtures("strict")
+def test_each_value_is_off_by_at_most_half_a_step_of_its_channel() -> None:
+    ids = jnp.ones((1, 4), jnp.int32)
+    model = make_model(TINY, 400, 400)
+    params = jax.jit(model.init)(jax.random.key(0), Batch(ids, ids, ids))["params"]
+    whole = quantize(params)
+    assert jax.tree.map(jnp.shape, whole) == jax.tree.map(
+        jnp.shape, abstract_params(replace(TINY, weights="int8"), 400, 400)
+    )
+    for before, after in zip(
+        jax.tree.leaves(params), jax.tree.leaves(jax.jit(dequantize)(whole)), strict=True
+    ):
+        assert before.shape == after.shape
+        assert after.dtype == jnp.float32
+    rows = whole["target_embedding"]["embedding"]
+    assert isinstance(rows, Quantized)
+    assert rows.scales.shape == (400, 1)
+    layer, found = params["decoder"]["layers_0"], whole["decoder"]["layers_0"]
+    for name, shape in (("query", (1, 4, 32)), ("out", (1, 1, 128))):
+        array = layer["self_attention"][name]["kernel"]
+        made = found["self_attention"][name]["kernel"]
+        assert made.scales.shape == shape
+        assert made.values.dtype == jnp.int8
+        inputs = tuple(i for i, size in enumerate(shape) if size == 1)
+        largest = np.max(np.abs(array), axis=inputs, keepdims=True)
+        error = np.abs(np.float32(made.values) * made.scales - array)
+        assert np.all(error <= 0.5 * largest / 127 * (1 + 1e-5))
+        np.testing.assert_array_equal(np.max(np.abs(made.values), axis=inputs), 127)
+    assert found["self_attention"]["query"]["bias"] is layer["self_attention"]["query"]["bias"]
+
+
+def test_rows_of_zeros_stay_zeros() -> None:
+    made = dequantize(quantize({"x_embedding": {"embedding": jnp.zeros((3, 2))}}))
+    np.testing.assert_array_equal(made["x_embedding"]["embedding"], 0)
+
+
+def test_all_but_a_few_bytes_are_of_matrices() -> None:
+    def size(weights: str) -> int:
+        tree = abstract_params(replace(TINY, weights=weights), 4000, 4000)
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+    assert size("int8") <= 0.3 * size("float32")

@@ -1,0 +1,52 @@
+"""Parameters as 8-bit integers, with a scale for each output channel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.types import HostOrDeviceArray, Params
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["values", "scales"], meta_fields=[])
+@dataclass(frozen=True)
+class Quantized:
+    """An array that is `values` times `scales`."""
+
+    values: HostOrDeviceArray  # int8, at most 127 in size
+    scales: HostOrDeviceArray  # float32, 1 along the dimensions that share a scale
+
+
+def quantize(params: Params) -> Params:
+    """Returns the parameters with `Quantized` matrices of products and embeddings.
+
+    Each is rounded to the nearest of 255 values; the largest of a channel is exact. A channel is an
+    output of a projection, or the embedding of an id.
+    """
+    return jax.tree_util.tree_map_with_path(_quantize, params)
+
+
+def dequantize(params: Params) -> Params:
+    """Returns the parameters with float32 arrays; those that have no others as they are."""
+    return jax.tree.map(
+        lambda x: x.values.astype(jnp.float32) * x.scales if isinstance(x, Quantized) else x,
+        params,
+        is_leaf=lambda x: isinstance(x, Quantized),
+    )
+
+
+def _quantize(path: Any, array: Any) -> Any:
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    if not name.endswith(("kernel", "embedding", "output")):
+        return array
+    if name.endswith("kernel"):
+        inputs = tuple(range(array.ndim - 1)) if name.endswith("out/kernel") else (0,)
+    else:
+        inputs = (1,)
+    largest = jnp.max(jnp.abs(array), axis=inputs, keepdims=True)
+    scales = jnp.where(largest > 0, largest / 127, 1.0)
+    return Quantized(jnp.round(array / scales).astype(jnp.int8), scales)
