@@ -52,6 +52,15 @@ ALLOCATORS = {"default": "", "tuned": ALLOCATOR}
 STOPS = ("final", "ended")
 
 
+PROGRAM = """
+try:
+    from transformer_jax.cli.main import main
+except ImportError:  # older commits
+    from transformer_jax.cli import main
+main()
+"""
+
+
 class Process:
     """A process that answers tasks, one at a time."""
 
@@ -289,8 +298,7 @@ def whole_commands(loaded: Run, source: Path, before: Sequence[str] | None) -> d
 
 def _command(checkout: Path, folder: AnyPath, source: Path, beam: int) -> tuple[list[str], Path]:
     options = [f"--run={Path(folder).resolve()}", f"--input={source.resolve()}", f"--beam={beam}"]
-    program = "from transformer_jax.cli.main import main; main()"
-    return [sys.executable, "-c", program, "translate", *options], checkout
+    return [sys.executable, "-c", PROGRAM, "translate", *options], checkout
 
 
 def _seconds(command: tuple[list[str], Path], cache: str) -> float:

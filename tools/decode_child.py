@@ -12,7 +12,6 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -60,9 +59,8 @@ def _loop(vocabulary: int, beam: int) -> Loop:
         jax.jit(start),
         jax.jit(phases.proceed, donate_argnums=1),
         jax.jit(phases.grow),
-        jax.jit(phases.unfinished),
     )
-    return Loop(made, gather=True)
+    return Loop(made, threads=THREADS, regroup=True)
 
 
 def loop(data: str, beam: int, batch: int, warm: bool = False) -> dict[str, Any]:
@@ -80,15 +78,13 @@ def _decode(rows: Sequence[tuple[Any, int]], vocabulary: int, beam: int) -> int:
     """Returns the number of tokens of the best outputs."""
     search, params = _loop(vocabulary, beam), [random_model(vocabulary)[1]]
 
-    def find(batch: tuple[Sequence[Any], int]) -> int:
-        members, length = batch
+    batches = []
+    for members, length in rows:
         width = -(-len(members[-1]) // 8) * 8
         numbers = np.full(len(members), length, np.int32)
-        found = search(params, Lines(padded(members, (len(members), width)), numbers))
-        return sum(int(np.sum(ids[0] != 0)) for ids, *_ in found)
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        return sum(pool.map(find, rows))
+        batches.append(Lines(padded(members, (len(members), width)), numbers))
+    found = search(params, batches)
+    return sum(int(np.sum(ids[0] != 0)) for batch in found for ids, *_ in batch)
 
 
 def one_batch(vocabulary: int, beam: int, rows: int, width: int, length: int) -> float:
@@ -96,8 +92,8 @@ def one_batch(vocabulary: int, beam: int, rows: int, width: int, length: int) ->
     search, params = _loop(vocabulary, beam), [random_model(vocabulary)[1]]
     source = np.random.default_rng(0).integers(4, vocabulary, (rows, width), np.int32)
     lines = Lines(source, np.full(rows, length, np.int32))
-    search(params, lines)
-    return _seconds(lambda: search(params, lines), 5)[0]
+    search(params, [lines])
+    return _seconds(lambda: search(params, [lines]), 5)[0]
 
 
 def parts(vocabulary: int, beam: int, rows: int, length: int) -> dict[str, float]:
@@ -190,7 +186,8 @@ def memory(folder: str, beam: int, rows: int, width: int) -> dict[str, int]:
     params = translator.all_params
     lines = Lines(jax.ShapeDtypeStruct((rows, width), jnp.int32))
     progress = jax.eval_shape(phases.start, params, lines)
-    compiled = jax.jit(phases.proceed, donate_argnums=1).lower(params, progress).compile()
+    few = jax.ShapeDtypeStruct((), jnp.int32)
+    compiled = jax.jit(phases.proceed, donate_argnums=1).lower(params, progress, few).compile()
     found: Any = compiled.memory_analysis()
     return {
         "parameters": sum(leaf.nbytes for leaf in jax.tree.leaves(params)),

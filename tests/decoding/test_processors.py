@@ -169,7 +169,7 @@ STRATEGIES = {"greedy": greedy(), "beam": beam_search(3, never), "sample": sampl
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_reported_scores_are_the_models_own(name: str) -> None:
     strategy = STRATEGIES[name]
-    keys = jax.random.split(jax.random.key(0), SENTENCES)
+    keys = jax.random.key_data(jax.random.split(jax.random.key(0), SENTENCES))
     processors = repetition_penalty(2.0), temperature(0.5), no_repeat_ngrams(2), suppress((4,))
     prefix = jnp.array([[4, 4], [6, PAD], [PAD, PAD]])
     found = find(strategy, *processors, forced_prefix, prefix=prefix, keys=keys)
@@ -189,7 +189,7 @@ def test_reported_scores_are_the_models_own(name: str) -> None:
 def test_samples_have_the_frequencies_of_the_distribution() -> None:
     """χ² of the first and the second id of 4,000 samples of each sentence: 5 and 25 degrees of
     freedom, whose 99.9 % quantiles are 20.5 and 52.6."""
-    keys = jax.random.split(jax.random.key(7), SENTENCES)
+    keys = jax.random.key_data(jax.random.split(jax.random.key(7), SENTENCES))
     found = find(sample(4000), temperature(2.0), keys=keys)
     weights = np.exp(np.asarray(BIGRAMS) / 2)
     weights[:, PAD] = 0
@@ -212,21 +212,21 @@ def test_samples_have_the_frequencies_of_the_distribution() -> None:
 
 
 def test_samples_depend_on_their_key_alone() -> None:
-    keys = jax.random.split(jax.random.key(7), SENTENCES)
+    keys = jax.random.key_data(jax.random.split(jax.random.key(7), SENTENCES))
     found, turned = (find(sample(3), keys=k) for k in (keys, keys[::-1]))
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[::-1]), found, turned)
     assert np.all(np.diff(found.scores) <= 0)
 
 
 def test_samples_of_the_likeliest_id_are_greedy() -> None:
-    keys = jax.random.split(jax.random.key(0), SENTENCES)
+    keys = jax.random.key_data(jax.random.split(jax.random.key(0), SENTENCES))
     found = find(sample(1), top_k(1), keys=keys)
     np.testing.assert_array_equal(found.ids, find(greedy()).ids)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_sentence_without_an_allowed_output_has_no_hypothesis(name: str) -> None:
-    keys = jax.random.split(jax.random.key(0), SENTENCES)
+    keys = jax.random.key_data(jax.random.split(jax.random.key(0), SENTENCES))
     found = find(STRATEGIES[name], suppress(range(VOCABULARY)), keys=keys)
     assert (found.scores == -jnp.inf).all()
     assert not found.ids.any()

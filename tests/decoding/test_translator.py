@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.scoring import Scorer
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
+from transformer_jax.parallel.mesh import make_mesh
 from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import EOS, PAD
 
@@ -57,9 +59,10 @@ def test_outputs_begin_with_their_prefix(finished: Run, changes: dict[str, Any])
 def test_threads_may_share_a_translator(finished: Run) -> None:
     lines = [f"red {'blue ' * (i % 7)}" for i in range(48)]
     decode = DecodeConfig(beam=2, batch_tokens=64)
-    alone = Translator.load(finished.folder, decode=decode)
+    mesh = make_mesh(devices=jax.devices()[:1])
+    alone = Translator.load(finished.folder, decode=decode, mesh=mesh)
     wanted = [alone(line) for line in lines]
-    shared = Translator.load(finished.folder, decode=decode)
+    shared = Translator.load(finished.folder, decode=decode, mesh=mesh)
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(shared, lines)) == wanted
         assert list(pool.map(shared, [lines] * 4)) == [wanted] * 4

@@ -6,7 +6,6 @@ are not known beforehand, they come from a fixed series.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -110,27 +109,26 @@ def batches_by_length(
 ) -> Iterator[tuple[tuple[int, int], list[int]]]:
     """Yields the shape (rows, width) of each batch and the indices of the sentences in it.
 
-    Sentences are sorted by length, and those of length 0 are left out. Widths are 8, 16, … 48 and
-    then grow by a half, up to `max_length`. A full batch has a power of two of rows, with about
-    `batch_tokens` slots; a partial one a power of four. Rows are then rounded up to a multiple of
-    `devices`.
+    Sentences are sorted by length, and those of length 0 are left out. Widths are 16, 32, 64, …, at
+    most `max_length`. A full batch has a power of two of rows, with about `batch_tokens` slots.
+    Sentences that do not fill one join those of the next width, and the last batch has a power of
+    four of rows. Rows are then rounded up to a multiple of `devices`.
     """
     order = sorted((length, index) for index, length in enumerate(lengths) if length)
-    for width, members in itertools.groupby(order, lambda item: _width(item[0], max_length)):
-        indices = [index for _, index in members]
+    widths = sorted({_width(length, max_length) for length, _ in order})
+    left: list[int] = []
+    for width in widths:
+        left += [i for length, i in order if _width(length, max_length) == width]
         full = 1 << max((batch_tokens // width).bit_length() - 1, 0)
-        for start in range(0, len(indices), full):
-            batch = indices[start : start + full]
+        while len(left) >= full or (left and width == widths[-1]):
+            batch, left = left[:full], left[full:]
             rows = min(full, _power_of_four(len(batch)))
             yield (_round_up(rows, devices), width), batch
 
 
 def _width(length: int, max_length: int) -> int:
     """Returns the smallest width of the series that holds `length` tokens."""
-    width = 8
-    while width < length:
-        width += 8 if width < 48 else width // 2
-    return min(width, max_length)
+    return min(max(16, 1 << (length - 1).bit_length()), max_length)
 
 
 def _power_of_four(count: int) -> int:

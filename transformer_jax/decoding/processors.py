@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from transformer_jax.special_ids import PAD
-from transformer_jax.types import Key
 
 
 class Sentences(NamedTuple):
@@ -23,7 +22,7 @@ class Sentences(NamedTuple):
     max_length: Int[Array, " B"]  # largest number of ids, end symbol included; 0: no output
     min_length: Int[Array, " B"] | None = None  # least number of ids before the end symbol
     prefix: Int[Array, "B P"] | None = None  # the first ids of each output, `PAD` after them
-    keys: Key | None = None  # [B], rngs of samples
+    keys: UInt32[Array, "B _"] | None = None  # data of the rngs of samples
     phrases: Int[Array, "B P L"] | None = None  # that each output must hold, `PAD` after them
 
 

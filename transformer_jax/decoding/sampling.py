@@ -51,7 +51,8 @@ def sample(count: int) -> Strategy:
         assert context.sentences.keys is not None
 
         def draw(key: Any, number: Any, log_probs: Float[Array, " V"]) -> Int[Array, ""]:
-            key = jax.random.fold_in(jax.random.fold_in(key, number), context.position)
+            key = jax.random.fold_in(jax.random.wrap_key_data(key), number)
+            key = jax.random.fold_in(key, context.position)
             return jax.random.categorical(key, log_probs)
 
         draws = jax.vmap(jax.vmap(draw, (None, 0, 0)), (0, None, 0))

@@ -73,6 +73,10 @@ class Progress(NamedTuple):
     state: DecodeState
 
 
+STRIDE = 8
+"""Number of positions between those at which a search may be left."""
+
+
 class Strategy(NamedTuple):
     """How to search: functions of which `search` calls the second until all sentences are done."""
 
@@ -105,27 +109,27 @@ def begin(strategy: Strategy, state: DecodeState, sentences: Sentences, rules: R
 
 
 def proceed(
-    strategy: Strategy, step: Step, progress: Progress, rules: Rules, few: int = 0
+    strategy: Strategy,
+    step: Step,
+    progress: Progress,
+    rules: Rules,
+    few: int | Int[Array, ""] = 0,
 ) -> Progress:
-    """Advances a search until at most `few` sentences are not done, or there is no more room."""
+    """Advances a search until all sentences are done, or there is no more room.
+
+    It is left at a multiple of `STRIDE` positions if at most `few` sentences are not done.
+    """
+    begun = progress.position
 
     def goes_on(progress: Progress) -> Bool[Array, ""]:
-        return (progress.position < rules.max_length) & (jnp.sum(~progress.done) > few)
+        left = jnp.sum(~progress.done)
+        stays = (left > few) | (progress.position % STRIDE != 0) | (progress.position == begun)
+        return (progress.position < rules.max_length) & (left > 0) & stays
 
     def advance(progress: Progress) -> Progress:
         return strategy.advance(step, progress, rules)
 
     return jax.lax.while_loop(goes_on, advance, progress)
-
-
-def unfinished(progress: Progress, count: int) -> tuple[Progress, Int[Array, " C"]]:
-    """Returns the search of `count` sentences alone, and which of all they are.
-
-    They include all that are not done, if these are not more.
-    """
-    chosen = jnp.argsort(progress.done, stable=True)[:count]
-    position, *arrays = progress
-    return Progress(position, *jax.tree.map(lambda x: x[chosen], arrays)), chosen
 
 
 # What strategies have in common

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from transformer_jax.config import DecodeConfig
@@ -26,7 +27,6 @@ from transformer_jax.decoding.search import (
     Strategy,
     begin,
     proceed,
-    unfinished,
 )
 from transformer_jax.models.base import Model
 from transformer_jax.models.quantization import dequantize
@@ -90,26 +90,23 @@ class Phases(NamedTuple):
 
     start: Callable[[Sequence[Params], Lines], Progress]
     """(parameters of each model, lines) -> the search before its first position."""
-    proceed: Callable[[Sequence[Params], Progress], tuple[Progress, Array, Array, Hypotheses]]
-    """Advances until its arrays are full, or at most `few` sentences are not done. Returns the
-    search, whether its arrays are full, which sentences are done, and the `decode.n_best` best
-    hypotheses of each."""
+    proceed: Callable[
+        [Sequence[Params], Progress, HostOrDeviceArray], tuple[Progress, Array, Hypotheses]
+    ]
+    """(parameters, search, few) -> the search once its arrays are full, or all sentences are done,
+    or all but `few` at a multiple of `STRIDE` positions; which are done; and the `decode.n_best`
+    best hypotheses of each."""
     grow: Callable[[Progress], Progress]
     """Makes room for twice as many ids."""
-    unfinished: Callable[[Progress], tuple[Progress, Array]]
-    """Returns the search of the `few` sentences that are not done, and which they are."""
 
 
-def few(rows: int) -> int:
-    """Returns the number of sentences with which alone a search of `rows` goes on."""
-    return rows // 4 if rows >= LEAST_ROWS else 0
+FIRST_LENGTH = 32
+"""Number of ids that the arrays of a search have room for at first, or as many as the source."""
 
 
-LEAST_ROWS = 16
-"""Least number of rows of a search that goes on with a quarter of them."""
-
-FIRST_LENGTH = 16
-"""Number of ids that the arrays of a search have room for at first."""
+def capacity(progress: Progress) -> Size:
+    """Returns the number of ids that the arrays of a search have room for."""
+    return progress.found.live.ids.shape[2]
 
 
 def make_phases(
@@ -118,13 +115,10 @@ def make_phases(
     suppressed: Sequence[int] = (),
     *,
     first_length: int | None = FIRST_LENGTH,
-    gather: bool = True,
 ) -> Phases:
     """Returns the search that `config` asks for, in parts.
 
     suppressed: ids that no output may hold. first_length: None: the greatest length of all outputs.
-    gather: whether a search ever goes on with a part of its sentences; False where devices share
-    them.
     """
     chosen = choose_processors(config, suppressed)
     rule = LENGTH_RULES[config.penalty](config.alpha)
@@ -141,32 +135,28 @@ def make_phases(
         sentences = _sentences(models, config, lines)
         length = greatest_length(models, config, source.shape[1])
         if first_length is not None:
-            length = min(first_length, length)
+            length = min(max(first_length, source.shape[1]), length)
         strategy = strategy_of(sentences)
         state = prefill(models, list(map(dequantize, params)), source, strategy.beams, length)
         return begin(strategy, state, sentences, rules_of(sentences, length))
 
     def proceed_(
-        params: Sequence[Params], progress: Progress
-    ) -> tuple[Progress, Array, Array, Hypotheses]:
-        sentences, length = progress.sentences, progress.found.live.ids.shape[2]
-        strategy, rules = strategy_of(sentences), rules_of(sentences, length)
-        least = few(progress.done.shape[0]) if gather else 0
+        params: Sequence[Params], progress: Progress, few: HostOrDeviceArray
+    ) -> tuple[Progress, Array, Hypotheses]:
+        sentences = progress.sentences
+        strategy, rules = strategy_of(sentences), rules_of(sentences, capacity(progress))
         step = make_step(models, list(map(dequantize, params)))
-        progress = proceed(strategy, step, progress, rules, least)
+        progress = proceed(strategy, step, progress, rules, jnp.asarray(few))
         found = strategy.hypotheses(progress.found, rules)
         found = Hypotheses(*(x[:, : config.n_best] for x in found))
-        return progress, progress.position >= length, progress.done, found
+        return progress, progress.done, found
 
     def grow(progress: Progress) -> Progress:
-        length = 2 * progress.found.live.ids.shape[2]
+        length = 2 * capacity(progress)
         found = strategy_of(progress.sentences).grow(progress.found, length)
         return progress._replace(found=found, state=grow_state(models, progress.state, length))
 
-    def take_unfinished(progress: Progress) -> tuple[Progress, Array]:
-        return unfinished(progress, few(progress.done.shape[0]))
-
-    return Phases(start, proceed_, grow, take_unfinished)
+    return Phases(start, proceed_, grow)
 
 
 def make_search(
@@ -174,10 +164,10 @@ def make_search(
 ) -> Callable[[Sequence[Params], Lines], Hypotheses]:
     """Returns a pure function (parameters of each model, lines) -> the `decode.n_best` best
     hypotheses of each line: the search as a whole, in arrays of the greatest length."""
-    phases = make_phases(models, config, suppressed, first_length=None, gather=False)
+    phases = make_phases(models, config, suppressed, first_length=None)
 
     def find(params: Sequence[Params], lines: Lines) -> Hypotheses:
-        return phases.proceed(params, phases.start(params, lines))[-1]
+        return phases.proceed(params, phases.start(params, lines), np.array(0, np.int32))[-1]
 
     return find
 
@@ -192,7 +182,8 @@ def _sentences(models: Sequence[Model], config: DecodeConfig, lines: Lines) -> S
     if config.sample:
         assert lines.numbers is not None
         root = jax.random.key(config.seed)
-        keys = jax.vmap(lambda number: jax.random.fold_in(root, number))(lines.numbers)
+        folded = jax.vmap(lambda number: jax.random.fold_in(root, number))(lines.numbers)
+        keys = jax.random.key_data(folded)
     return Sentences(
         max_length=jnp.where(tokens > 0, greatest, 0),
         min_length=jnp.minimum(jnp.maximum(least, config.min_length), greatest - 1),

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, overload
 
@@ -22,7 +20,6 @@ from transformer_jax.decoding.strategies import Lines, Phases, greatest_length, 
 from transformer_jax.decoding.trained import Member, TrainedModel, padded
 from transformer_jax.errors import UserError
 from transformer_jax.parallel.compile import DETERMINISTIC, REPLICATED, compile_function
-from transformer_jax.parallel.mesh import data_parallel_size
 from transformer_jax.special_ids import EOS, PAD
 from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.types import Params
@@ -173,25 +170,20 @@ class Translator(TrainedModel):
         results = [[Hypothesis("", (), 0.0, 0.0)]] * len(requests)
         decode = self.config.decode
 
-        def find(batch: tuple[tuple[int, int], list[int]]) -> None:
-            shape, members = batch
+        def lines_of(shape: tuple[int, int], members: Sequence[int]) -> Lines:
             lines = self._lines([requests[i] for i in members], shape)
             if decode.sample:
                 numbers = np.zeros(shape[0], np.int32)
                 numbers[: len(members)] = np.array(members) + first
                 lines = lines._replace(numbers=numbers)
-            found = self._loop(self.all_params, self._on_mesh(lines))
-            for arrays, index in zip(found, members, strict=False):
-                results[index] = self._hypotheses(*arrays)
+            return self._on_mesh(lines)
 
         lengths = [len(request.source) for request in requests]
-        batches = self._batches(lengths, decode.batch_tokens // decode.hypotheses)
-        if not self._threaded:
-            for batch in batches:
-                find(batch)
-            return results
-        with ThreadPoolExecutor(THREADS, "search") as pool:
-            deque(pool.map(find, batches), 0)  # raises the errors of threads
+        batches = list(self._batches(lengths, decode.batch_tokens // decode.hypotheses))
+        found = self._loop(self.all_params, [lines_of(*batch) for batch in batches])
+        for (_, members), rows in zip(batches, found, strict=True):
+            for index, arrays in zip(members, rows, strict=False):
+                results[index] = self._hypotheses(*arrays)
         return results
 
     def _lines(self, requests: Sequence[_Request], shape: tuple[int, int]) -> Lines:
@@ -246,31 +238,22 @@ class Translator(TrainedModel):
             for hypotheses in found
         ]
 
-    @property
-    def _alone(self) -> bool:
-        """Whether no devices share the lines of a batch."""
-        return data_parallel_size(self.mesh) == 1
-
-    @property
-    def _threaded(self) -> bool:
-        """Whether several batches are searched at a time, in threads of their own."""
-        return self._alone and self._checked is None
-
     def _make_loop(self) -> Loop:
         config, checked = self.config, self._checked or (lambda function: function)
         options = DETERMINISTIC if config.execution.deterministic else None
         suppressed = [self.tokenizers.target.find(piece) for piece in config.decode.suppress]
-        phases = make_phases(self.models, config.decode, suppressed, gather=self._alone)
+        phases = make_phases(self.models, config.decode, suppressed)
         compiled = partial(compile_function, mesh=self.mesh, options=options)
-        shared = (None, REPLICATED, REPLICATED, REPLICATED)
+        alone = self.mesh.size == 1
+        shared = (None, REPLICATED, REPLICATED)
         return Loop(
             Phases(
                 checked(compiled(phases.start, result=None)),
                 checked(compiled(phases.proceed, result=shared, donate=(1,))),
                 compiled(phases.grow, result=None),
-                compiled(phases.unfinished, result=(None, REPLICATED)),
             ),
-            gather=self._alone,
+            threads=THREADS if alone and self._checked is None else 1,
+            regroup=alone,
         )
 
     def _encode_prefix(self, text: str, number: int, source: Sequence[int]) -> list[int]:

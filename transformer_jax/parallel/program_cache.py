@@ -28,6 +28,9 @@ from transformer_jax.parallel.processes import is_coordinator
 logger = logging.getLogger(__name__)
 
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+LEAST_SECONDS = "jax_persistent_cache_min_compile_time_secs"
+"""JAX's option for how long a program must take to compile for it to be kept."""
+
 LIMIT = 2**30
 """Number of bytes to which the user's own folder is reduced when a process starts."""
 
@@ -48,6 +51,8 @@ def cache_programs() -> None:
     if shared == "" or (shared is not None and "://" in shared):
         return  # JAX caches nothing, or in object storage
     folder = cache_folder("programs") if shared is None else Path(shared)
+    if getattr(jax.config, LEAST_SECONDS) == 1:  # JAX's default leaves out what searches need
+        jax.config.update(LEAST_SECONDS, 0.1)
     try:
         folder.mkdir(mode=0o777 if shared else 0o700, parents=True, exist_ok=True)
         _check_mode(folder, private=shared is None)
