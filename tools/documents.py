@@ -45,12 +45,15 @@ def multi30k() -> str:
     machine = found["machine"]
     rows = [
         ("BLEU, lower-cased and tokenised", f"{found['bleu_lower_tokenised']:.2f}"),
-        ("BLEU, cased, sacreBLEU 13a", f"{found['bleu_cased_13a']:.2f}"),
-        ("chrF2", f"{found['chrf']:.2f}"),
-        ("parameters", f"{found['parameters']:,}"),
-        ("training", f"{found['minutes']:.0f} minutes, {found['steps']:,} steps"),
-        ("target tokens a second", f"{found['target_tokens_per_s']:,.0f}"),
-        ("machine", f"{machine['cores']} CPU cores ({machine['processor']})"),
+        (
+            "BLEU, cased, sacreBLEU 13a, and chrF2",
+            f"{found['bleu_cased_13a']:.2f}, {found['chrf']:.2f}",
+        ),
+        (
+            f"training of {found['parameters']:,} parameters, {found['steps']:,} steps, on "
+            f"{machine['cores']} CPU cores ({machine['processor']})",
+            f"{found['minutes']:.0f} minutes",
+        ),
     ]
     return _table(("Multi30k English-German, test_2016_flickr", ""), rows)
 
@@ -135,6 +138,98 @@ def windows() -> str:
         for (kind, window), x in sorted(found.items(), key=lambda f: (f[0][0], f[0][1] or 0))
     ]
     return _table((f"a query, of {' / '.join(map(str, lengths))}", *columns), table)
+
+
+MODES = {"beam5": "beam 5", "greedy": "greedy"}
+"""Searches of the measurements of decoding."""
+
+
+def decode() -> str:
+    """Returns the speed of decoding beside that of peers, in sentences a second."""
+    found = results.read("decode")
+    rows: list[tuple[str, ...]] = []
+    for mode, title in MODES.items():
+        rate = found["loop"]["sentences_per_s"][mode]
+        peer = max(rate["ctranslate2"], rate["ctranslate2_workers"])
+        numbers = (rate["ours"], peer, rate["hf_generate"])
+        rows.append((f"{title}, given lengths", *(f"{number:,.0f}" for number in numbers)))
+    for mode, title in MODES.items():
+        rate = found["real"]["sentences_per_s"][mode]
+        numbers = (rate["final"], rate["ctranslate2"])
+        rows.append((f"{title}, trained model", *(f"{number:,.0f}" for number in numbers), ""))
+    return _table(("sentences a second", "this project", "CTranslate2", "Hugging Face"), rows)
+
+
+def decode_ratios() -> str:
+    """Returns the ratios of the speeds of decoding, with quartiles."""
+    found = results.read("decode")
+    loop, real = found["loop"], found["real"]
+    peers = {
+        "ctranslate2": "CTranslate2, a batch at a time",
+        "ctranslate2_workers": "CTranslate2, two batches at a time",
+        "hf_generate": "Hugging Face `generate`",
+    }
+    rows: list[tuple[str, ...]] = [
+        (f"given lengths, {title}", *(_share(loop[f"ratio_to_{name}"][mode]) for mode in MODES))
+        for name, title in peers.items()
+    ]
+    floors = (f"{loop['ratio_to_floor'][mode]:.2f}" for mode in MODES)
+    rows.append(("given lengths, least time of the products", *floors))
+    for stop in ("final", "ended"):
+        ratios = real["ratio_to_ctranslate2"]
+        title = f'trained model, `stop="{stop}"`, CTranslate2'
+        rows.append((title, *(_share(ratios[mode][stop]) for mode in MODES)))
+    return _table(("our speed over that of", *MODES.values()), rows)
+
+
+def _share(found: dict[str, float]) -> str:
+    return _ratio(found["median"], [found["low"], found["high"]])
+
+
+def decode_step() -> str:
+    """Returns where the time of a step goes, in milliseconds."""
+    found = results.read("decode")["step_ms"]
+    names = {"step_ms": "a step", "products": "matrix products, at least"}
+    rows = [
+        (str(names.get(part, part)), *(f"{found[mode][part]:.2f}" for mode in MODES))
+        for part in found["beam5"]
+    ]
+    return _table(("ms, one batch of 25 alone", *MODES.values()), rows)
+
+
+def decode_times() -> str:
+    """Returns how long users wait, in seconds."""
+    found = results.read("decode")
+    seconds, latency = found["real"]["seconds"], found["latency"]
+    rows: list[tuple[str, ...]] = [
+        (title, *(f"{seconds[mode][name]:.1f}" for mode in MODES))
+        for name, title in (
+            ("cold", "1,000 lines, no programs cached"),
+            ("cached", "1,000 lines, programs cached"),
+        )
+    ]
+    for name, title in (("p50_ms", "a line, median"), ("p99_ms", "a line, 99 %")):
+        rows.append((title, *(f"{latency[mode][name] / 1000:.3f}" for mode in MODES)))
+    first = f"{seconds['first_output']:.1f}"
+    rows.append(("from start to the first line, programs cached", first, ""))
+    return _table(("seconds", *MODES.values()), rows)
+
+
+def int8() -> str:
+    """Returns what int8 matrices save and cost."""
+    found = results.read("decode")["int8"]
+    rows = [
+        (
+            name,
+            f"{found['bytes'][name]['parameters'] / 2**20:.2f}",
+            f"{found['bytes'][name]['temporaries'] / 2**20:.2f}",
+            f"{found['bleu'][name]:.2f}",
+            f"{found['seconds'][name]:.2f}",
+        )
+        for name in ("float32", "int8")
+    ]
+    head = ("weights", "parameters, MiB", "temporaries, MiB", "BLEU on val", "seconds")
+    return _table(head, rows)
 
 
 def recipes() -> str:
@@ -326,6 +421,11 @@ def tree() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "multi30k": multi30k,
+    "decode": decode,
+    "decode_ratios": decode_ratios,
+    "decode_step": decode_step,
+    "decode_times": decode_times,
+    "int8": int8,
     "attention": attention,
     "attention_setting": attention_setting,
     "layers": layers,

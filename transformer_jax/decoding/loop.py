@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ class Loop:
 class _Place(NamedTuple):
     """Where a search is. Those in the same place can go on together."""
 
-    shapes: Hashable  # of the lines that it began with
+    shapes: tuple[Any, ...]  # of the lines that it began with
     position: int
 
 
@@ -185,14 +185,13 @@ class _Work:
         return task.place._replace(position=int(position)), _Waiting(task.rows[rows], arrays)
 
 
-def _shapes(lines: Lines) -> Hashable:
+def _shapes(lines: Lines) -> tuple[Any, ...]:
     return tuple(None if x is None else np.shape(x) for x in lines)
 
 
 def _rows_of(place: _Place) -> int:
     """Returns the number of rows of a batch."""
-    source: Any = place.shapes
-    return source[0][0]
+    return place.shapes[0][0]
 
 
 def _compiled_once(function: Callable[..., Any]) -> Callable[..., Any]:
