@@ -221,7 +221,7 @@ class Job:
         while not all(map(_dead, self.pids().values())):
             time.sleep(0.01)
         self._reader.join()
-        lines = self.errors().strip().splitlines()
+        lines = self.errors().replace(f"{FOLDER.absolute()}", str(FOLDER)).strip().splitlines()
         said = [line for line in lines if line.startswith("transformer-jax: error")] or lines
         return status if status >= 0 else 128 - status, said[-1] if said else ""
 
