@@ -100,7 +100,7 @@ def loop(candidates: Candidates, data: Path, count: int) -> dict[str, Any]:
         for name, processes in candidates.items():
             options = {"warm": True} if name == "ours" else {}
             rates = {
-                (setting, batch): count / _median_loop(process, data, beam, batch, options)
+                (setting, batch): count / _loop_seconds(process, data, beam, batch, options)
                 for (setting, process), batch in itertools.product(processes.items(), BATCHES)
             }
             best[name] = max(rates, key=rates.__getitem__)
@@ -124,7 +124,7 @@ def loop(candidates: Candidates, data: Path, count: int) -> dict[str, Any]:
     return found
 
 
-def _median_loop(
+def _loop_seconds(
     process: Process, data: Path, beam: int, batch: int, options: dict[str, Any]
 ) -> float:
     task = {"data": str(data), "beam": beam, "batch": batch}

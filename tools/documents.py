@@ -27,7 +27,7 @@ PACKAGE = Path("transformer_jax")
 OTHER_FILES = {
     "deploy/": "scripts for Slurm, Kubernetes and TPU pods, which train until it has finished",
     "tests/": "a folder for each package, and fixtures",
-    "docs/": "usage, reliability, several devices, scaling, kinds of attention, config, benchmarks",
+    "docs/": "usage, decoding, reliability, devices, scaling, attention, config, benchmarks",
     "CONTRIBUTING.md": "the architecture, the rules of the code, and where to change what",
     "notebooks/": "the first run from Python, with a map of attention",
     "results/": "measured numbers and figures, each with the command that made it",

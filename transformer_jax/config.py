@@ -475,9 +475,9 @@ class DecodeConfig(_Section):
     alpha: float = field(default=0.6, metadata=_NOT_COMPARED)
     """Exponent of the length rule, or its reward for each token; 0: the log probability as it
     is."""
-    stop: Literal["final", "ended"] = field(default="final", metadata=_NOT_COMPARED)
-    """When beam search stops: once no other hypothesis can be among the n best (final), or once n
-    have ended."""
+    stop: Literal["final", "first"] = field(default="final", metadata=_NOT_COMPARED)
+    """When beam search stops: once no other hypothesis can be among the n best (final), or once as
+    many as the beam has have ended (first)."""
     sample: bool = field(default=False, metadata=_NOT_COMPARED)
     """Whether to draw tokens at random instead of searching for the best."""
     temperature: float = field(default=1.0, metadata=_NOT_COMPARED)

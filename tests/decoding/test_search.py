@@ -15,7 +15,7 @@ import pytest
 from common import build, forward, make_batch, shift_right, tiny
 
 from transformer_jax.decoding import search as searches
-from transformer_jax.decoding.beam import Stop, beam_search, never, when_final
+from transformer_jax.decoding.beam import Stop, beam_search, never, when_final, when_first
 from transformer_jax.decoding.constrained import constrained_beam_search
 from transformer_jax.decoding.length_rules import gnmt, power, reward, unnormalized
 from transformer_jax.decoding.processors import Sentences
@@ -130,8 +130,10 @@ def sequences(sentence: int, length: int) -> list[Scored]:
     return ended + alive
 
 
-def simple_beam(sentence: int, beams: int, length: int, name: str) -> list[Scored]:
-    """Beam search over lists, which never stops early."""
+def simple_beam(
+    sentence: int, beams: int, length: int, name: str, most: int | None = None
+) -> list[Scored]:
+    """Beam search over lists, which stops once `most` hypotheses have ended, or never early."""
     alive, ended = [Scored(0.0, ())], []
     for position in range(length):
         grown = [g for hypothesis in alive for g in grow(sentence, hypothesis)]
@@ -139,6 +141,8 @@ def simple_beam(sentence: int, beams: int, length: int, name: str) -> list[Score
         last = position + 1 == length
         ended += [g for i, g in enumerate(grown) if last or (g.ids[-1] == EOS and i < beams)]
         alive = [g for g in grown if g.ids[-1] != EOS][:beams]
+        if most is not None and len(ended) >= most:
+            break
     return normalised(ended, name)[:beams]
 
 
@@ -181,6 +185,20 @@ def test_a_search_that_stops_finds_what_one_that_never_stops_finds(name: str, co
     found, whole = (search(name, 3, 12, sentences, lengths, stop) for stop in (final(count), never))
     for ours, theirs in zip(found, whole, strict=True):
         np.testing.assert_array_equal(ours[:, :count], theirs[:, :count])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_search_that_takes_the_first_hypotheses(count: int) -> None:
+    sentences, lengths = range(40), [12, 5] * 20
+    found = search("mean", 3, 12, sentences, lengths, when_first(count))
+    wanted = [
+        simple_beam(sentence, 3, length, "mean", most=count)
+        for sentence, length in zip(sentences, lengths, strict=True)
+    ]
+    for row, hypotheses in enumerate(wanted):
+        assert_found(found, row, hypotheses)
+    whole = search("mean", 3, 12, sentences, lengths, never)
+    assert np.any(found.ids[:, 0] != whole.ids[:, 0])
 
 
 def test_greedy_takes_the_likeliest_word_and_is_a_beam_of_one() -> None:
@@ -406,7 +424,7 @@ def test_every_output_of_a_narrow_beam_holds_its_phrases(beams: int) -> None:
             assert_found(found, row, simple_beam(row, beams, 8, "mean"))
 
 
-def test_a_phrase_without_room_is_left_out() -> None:
+def test_a_phrase_that_does_not_fit_is_left_out() -> None:
     run = compiled_constrained("mean", 3, 8)
     found = run(start(range(2), 3), jnp.array([1, 2]), phrases_of([[(4, 3)], [(3,), (1,), (4,)]]))
     one, two = (tuple(i for i in np.asarray(ids).tolist() if i) for ids in found.ids[:, 0])

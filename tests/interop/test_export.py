@@ -73,6 +73,42 @@ def test_ctranslate2_has_the_same_scores_and_text(
         assert text == other.hypotheses[0]
 
 
+def test_ctranslate2_finds_the_same_in_a_beam(finished: Run, tmp_path: Path) -> None:
+    tokenizers = finished.tokenizers
+    sizes = tokenizers.source.size, tokenizers.target.size
+    config = replace(MODEL, norm="pre", output_bias=True)
+    model, params = random_model(config, sizes)
+    params["output_bias"] = params["output_bias"].at[EOS].add(4.0)  # so that some outputs end
+    params["output_bias"] = params["output_bias"].at[PAD].set(-1e4)
+    export(config, tokenizers, params, tmp_path / "exported")
+    loaded = ctranslate2.Translator(str(tmp_path / "exported"), compute_type="float32")
+    source = np.random.default_rng(0).integers(4, sizes[0], (300, 9)).astype(np.int32)
+    source[:, -1] = EOS
+    pieces = [tokenizers.source.pieces(row[:-1].tolist()) for row in source]
+    theirs = loaded.translate_batch(
+        pieces,
+        beam_size=4,
+        length_penalty=0.8,
+        min_decoding_length=0,
+        max_decoding_length=12,
+        return_scores=True,
+    )
+    decode = DecodeConfig(beam=4, penalty="power", alpha=0.8, max_length=12)
+    found = {
+        stop: jax.jit(make_search([model], replace(decode, stop=stop)))([params], Lines(source))
+        for stop in ("first", "final")
+    }
+    ids = np.asarray(found["first"].ids[:, 0]).tolist()
+    texts = [tokenizers.target.pieces([i for i in row if i not in (PAD, EOS)]) for row in ids]
+    same = [ours == other.hypotheses[0] for ours, other in zip(texts, theirs, strict=True)]
+    assert 50 < sum(EOS in row for row in ids) < 290
+    assert np.mean(same) >= 0.99
+    scores = np.array([other.scores[0] for other in theirs])
+    np.testing.assert_allclose(found["first"].scores[same, 0], scores[same], rtol=0, atol=1e-4)
+    assert np.all(found["final"].scores[:, 0] >= scores - 1e-4)
+    assert np.any(found["final"].scores[:, 0] > scores + 1e-3)
+
+
 def test_int8_runs_translate_and_score_but_are_not_trained(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,7 +38,7 @@ class Ended(NamedTuple):
     log_probs: Float[Array, "B K"]  # the model's own
 
     def grown(self, length: int) -> Ended:
-        """Returns the hypotheses with room for `length` ids."""
+        """Returns the hypotheses, padded to `length` positions."""
         return self._replace(ids=grow_ids(self.ids, length))
 
 
@@ -59,8 +59,11 @@ def when_final(count: int) -> Stop:
     return lambda ranks, bound: ranks[:, count - 1] >= bound
 
 
-def when_ended(count: int) -> Stop:
-    """Returns the `Stop` of a search that takes the first `count` hypotheses that end."""
+def when_first(count: int) -> Stop:
+    """Returns the `Stop` of a search that takes the first `count` hypotheses that end.
+
+    With the beam size as the count it is that of most toolkits. (Kasai et al. 2022, algorithm 1)
+    """
     return lambda ranks, _: ranks[:, count - 1] > -jnp.inf
 
 
@@ -94,8 +97,7 @@ def beam_search(beams: int, stop: Stop) -> Strategy:
         at_end = index + 1 >= sentences.max_length[:, None]
         ends = (candidates.ids[:, :, index] == rules.end_id) | at_end
         # Only the first K candidates may end: those beyond would not be in a beam of K.
-        first = jnp.arange(ends.shape[1])[None, :] < beams
-        may_end = ends & (at_end | first) & ~done[:, None]
+        may_end = ends & (jnp.arange(ends.shape[1]) < beams)[None, :] & ~done[:, None]
         ranks = rules.length_rule(candidates.scores, (index + 1).astype(jnp.float32))
         ended = add_ended(ended, candidates, jnp.where(may_end, ranks, -jnp.inf))
         scores, kept = jax.lax.top_k(jnp.where(ends, -jnp.inf, candidates.scores), beams)
@@ -144,7 +146,7 @@ def extend(
 
 
 def grow(found: Any, length: int) -> Any:
-    """Returns the live and the ended hypotheses with room for `length` ids."""
+    """Returns the live and the ended hypotheses, padded to `length` positions."""
     return found._replace(live=found.live.grown(length), ended=found.ended.grown(length))
 
 

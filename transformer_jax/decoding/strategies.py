@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding import length_rules, processors
-from transformer_jax.decoding.beam import Stop, beam_search, when_ended, when_final
+from transformer_jax.decoding.beam import Stop, beam_search, when_final, when_first
 from transformer_jax.decoding.constrained import constrained_beam_search
 from transformer_jax.decoding.ensemble import grow_state, make_step, prefill
 from transformer_jax.decoding.length_rules import LengthRule
@@ -41,8 +41,11 @@ LENGTH_RULES: dict[str, Callable[[float], LengthRule]] = {
 }
 """Length rules by their name in the config, as functions of `decode.alpha`."""
 
-STOPS: dict[str, Callable[[int], Stop]] = {"final": when_final, "ended": when_ended}
-"""When beam search stops by its name in the config, as functions of `decode.n_best`."""
+STOPS: dict[str, Callable[[DecodeConfig], Stop]] = {
+    "final": lambda config: when_final(config.n_best),
+    "first": lambda config: when_first(config.beam),
+}
+"""When beam search stops, by its name in the config."""
 
 
 class Lines(NamedTuple):
@@ -61,7 +64,7 @@ def choose_strategy(config: DecodeConfig, *, phrases: bool = False) -> Strategy:
     if config.beam == 1 and not phrases:
         return greedy()
     find = constrained_beam_search if phrases else beam_search
-    return find(config.beam, STOPS[config.stop](config.n_best))
+    return find(config.beam, STOPS[config.stop](config))
 
 
 def choose_processors(config: DecodeConfig, suppressed: Sequence[int] = ()) -> list[Processor]:
@@ -97,15 +100,15 @@ class Phases(NamedTuple):
     or all but `few` at a multiple of `STRIDE` positions; which are done; and the `decode.n_best`
     best hypotheses of each."""
     grow: Callable[[Progress], Progress]
-    """Makes room for twice as many ids."""
+    """Doubles the arrays."""
 
 
 FIRST_LENGTH = 32
-"""Number of ids that the arrays of a search have room for at first, or as many as the source."""
+"""Number of positions of the arrays of a search at first, at least those of the source."""
 
 
 def capacity(progress: Progress) -> Size:
-    """Returns the number of ids that the arrays of a search have room for."""
+    """Returns the number of positions of the arrays of a search."""
     return progress.found.live.ids.shape[2]
 
 
