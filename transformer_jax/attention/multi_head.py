@@ -66,7 +66,7 @@ class KVCache(NamedTuple):
         )
 
     def grown(self, length: Size) -> KVCache:
-        """Returns the cache with room for `length` positions."""
+        """Returns the cache, padded to `length` positions."""
         more = length - self.value.shape[2]
         none = (0, 0)
         return KVCache(

@@ -73,10 +73,8 @@ def _read_baseline(path: str, corpora: Sequence[str], fields: tuple[str, str]) -
     if len(corpora) > 1:
         raise UserError(f"--baseline={path}: needs one corpus, not {len(corpora)}")
     (name,) = corpora
-    lines, pairs = (
-        list(read_lines(path)),
-        sum(1 for _ in Corpus(name, "validation", fields).pairs()),
-    )
+    lines = list(read_lines(path))
+    pairs = sum(1 for _ in Corpus(name, "validation", fields).pairs())
     if len(lines) != pairs:
         raise UserError(
             f"--baseline={path}: has {len(lines)} lines; must have {pairs}, one for each pair of "

@@ -30,7 +30,7 @@ def prefill(
 
 
 def grow_state(models: Sequence[Model], state: DecodeState, length: int) -> DecodeState:
-    """Returns the state of all models with room for `length` ids."""
+    """Returns the state of all models, padded to `length` positions."""
     states = [
         model.grow(DecodeState(*parts), length)
         for model, *parts in zip(models, *state, strict=True)

@@ -22,10 +22,10 @@ def score(
 
     `bleu` and `chrf` are cased sacreBLEU (13a) and chrF2 of raw text; `exact` is the fraction of
     lines that equal their reference, and `length_ratio` the number of 13a tokens over that of the
-    references. With the target's `language` there is also
-    `bleu_lower_tokenised`, the metric of published Multi30k scores: BLEU after lower-casing, Moses
-    normalization and tokenization of both sides. Both sides are first composed to Unicode's NFC, so
-    that the encoding of an accent makes no difference.
+    references. With the target's `language` there is also `bleu_lower_tokenised`, the metric of
+    published Multi30k scores: BLEU after lower-casing, Moses normalization and tokenization of both
+    sides. Both sides are first composed to Unicode's NFC, so that the encoding of an accent makes
+    no difference.
 
     UserError: Moses does not know the language.
     """

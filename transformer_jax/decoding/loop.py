@@ -166,12 +166,10 @@ class _Work:
             if int(progress.position) == capacity(progress):
                 progress = phases.grow(progress)
             progress, done, hypotheses = phases.proceed(self._params, progress, few)
-            done, hypotheses = (
-                np.asarray(done)[: len(task.rows)],
-                [np.asarray(x) for x in hypotheses],
-            )
+            done = np.asarray(done)[: len(task.rows)]
+            arrays = [np.asarray(x) for x in hypotheses]
             for i in np.flatnonzero(done):
-                self.found[tuple(task.rows[i].tolist())] = [x[i] for x in hypotheses]
+                self.found[tuple(task.rows[i].tolist())] = [x[i] for x in arrays]
             if done.all():
                 return None
             if self._loop.regroup:

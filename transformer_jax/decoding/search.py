@@ -59,7 +59,7 @@ class Live(NamedTuple):
     log_probs: Float[Array, "B K"]  # the model's own
 
     def grown(self, length: int) -> Live:
-        """Returns the hypotheses with room for `length` ids."""
+        """Returns the hypotheses, padded to `length` positions."""
         return self._replace(ids=grow_ids(self.ids, length))
 
 
@@ -88,7 +88,7 @@ class Strategy(NamedTuple):
     hypotheses: Callable[[Any, Rules], Hypotheses]
     """(`Progress.found`, rules) -> the hypotheses."""
     grow: Callable[[Any, int], Any]
-    """(`Progress.found`, length) -> the same with room for `length` ids."""
+    """(`Progress.found`, length) -> the same, padded to `length` positions."""
 
 
 def search(
@@ -115,7 +115,7 @@ def proceed(
     rules: Rules,
     few: int | Int[Array, ""] = 0,
 ) -> Progress:
-    """Advances a search until all sentences are done, or there is no more room.
+    """Advances a search until all sentences are done, or its arrays are full.
 
     It is left at a multiple of `STRIDE` positions if at most `few` sentences are not done.
     """
@@ -174,7 +174,7 @@ def no_ids(shape: tuple[Size, int], rules: Rules) -> Live:
 
 
 def grow_ids(ids: Int[Array, "B K T"], length: int) -> Int[Array, "B K L"]:
-    """Returns the ids with room for `length` of them."""
+    """Returns the ids, padded to `length` positions."""
     more = length - ids.shape[2]
     return jnp.pad(ids, ((0, 0), (0, 0), (0, more)), constant_values=PAD)
 

@@ -259,10 +259,10 @@ class Translator(TrainedModel):
     def _encode_prefix(self, text: str, number: int, source: Sequence[int]) -> list[int]:
         """Returns the ids with which the output of a line begins.
 
-        UserError: they leave no room for the end symbol.
+        UserError: with the end symbol, they are longer than the output may be.
         """
         ids = self.tokenizers.target.encode(text)
-        self._require_room("prefix has", len(ids), number, source)
+        self._require_short("prefix has", len(ids), number, source)
         return ids
 
     def _encode_phrases(
@@ -270,15 +270,15 @@ class Translator(TrainedModel):
     ) -> list[list[int]]:
         """Returns the ids of the phrases that the output of a line holds.
 
-        UserError: they leave no room for the end symbol, or outputs are sampled.
+        UserError: with the end symbol, they are longer than the output may be; outputs are sampled.
         """
         phrases = [ids for text in texts if (ids := self.tokenizers.target.encode(text))]
         if phrases and self.config.decode.sample:
             raise UserError(f"line {number}: has phrases, which samples cannot hold; search")
-        self._require_room("phrases have", sum(map(len, phrases)), number, source)
+        self._require_short("phrases have", sum(map(len, phrases)), number, source)
         return phrases
 
-    def _require_room(self, what: str, count: int, number: int, source: Sequence[int]) -> None:
+    def _require_short(self, what: str, count: int, number: int, source: Sequence[int]) -> None:
         most = greatest_length(self.models, self.config.decode, len(source)) if source else 0
         if count and count >= most:
             raise UserError(

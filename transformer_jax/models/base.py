@@ -20,7 +20,7 @@ class Model(nn.Module):
     `__call__(batch, key) -> ModelOutput`, for training, and for decoding
     `prefill(source, beams, length) -> DecodeState`,
     `decode_step(ids, state, index) -> (logits, DecodeState, Auxiliary)` and
-    `grow(state, length) -> DecodeState`, which makes room for more ids.
+    `grow(state, length) -> DecodeState`, which pads the state to `length` positions.
 
     shards: number of parts of the rows that devices hold; used in training only.
     """

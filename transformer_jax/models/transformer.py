@@ -85,7 +85,7 @@ class Transformer(Model):
 
     @staticmethod
     def grow(state: DecodeState, length: int) -> DecodeState:
-        """Returns the state with room for `length` ids."""
+        """Returns the state, padded to `length` positions."""
         (memory, source_mask, caches), slots = state
         beams, before = slots.shape[1:]
         slots = jnp.pad(slots, ((0, 0), (0, 0), (0, length - before)))
