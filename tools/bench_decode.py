@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import io
 import itertools
 import json
 import os
@@ -22,7 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,8 @@ TURNS = 5
 TRIES = 20
 """Number of times that a product is measured; the best counts."""
 ALLOCATORS = {"default": "", "tuned": ALLOCATOR}
-STOPS = ("final", "ended")
+STOPS = ("final", "first")
+BEAMS = (1, 4, 5, 10)
 
 
 PROGRAM = """
@@ -206,25 +209,27 @@ def growth(ours: Process, vocabulary: int) -> dict[str, dict[str, list[tuple[int
 
 
 def real(
-    ours: Process, peers: dict[str, Process], loaded: Run, source: Path, references: Sequence[str]
+    ours: Process, peers: Candidates, loaded: Run, source: Path, references: Sequence[str]
 ) -> dict[str, Any]:
     """Compares the translation of text with a trained model, start-up apart."""
-    found: dict[str, Any] = {name: {} for name in ("ratio_to_ctranslate2", "sentences_per_s")}
-    found |= {"bleu": {}, "best": {}}
+    found: dict[str, Any] = {name: {} for name in ("best", "sentences_per_s", "bleu", "same_text")}
     tokenizer = str(loaded.folder / "tokenizer.model")
     for mode, beam in MODES.items():
-        task = {"tokenizer": tokenizer, "source": str(source), "beam": beam}
-        rates = {
-            (setting, batch): peer("text", **task, batch=batch)["seconds"]
-            for (setting, peer), batch in itertools.product(peers.items(), BATCHES[:-1])
-        }
-        setting, batch = min(rates, key=rates.__getitem__)
-        found["best"][mode] = {"setting": setting, "batch": batch}
-        tasks: dict[str, Any] = {"ctranslate2": lambda: peers[setting]("text", **task, batch=batch)}  # noqa: B023
-        own = {"folder": str(loaded.folder), "source": str(source), "beam": beam}
+        tasks: dict[str, Callable[[], Any]] = {}
         for stop in STOPS:
-            tasks[stop] = lambda stop=stop: ours("text", **own, stop=stop)  # noqa: B023
-            tasks[stop]()
+            own = {"folder": str(loaded.folder), "source": str(source), "beam": beam}
+            tasks[stop] = partial(ours, "text", **own, stop=stop)
+            tasks[stop]()  # which compiles
+        for name, processes in peers.items():
+            task = {"tokenizer": tokenizer, "source": str(source), "beam": beam}
+            tries = {
+                (setting, batch): partial(process, "text", **task, batch=batch)
+                for (setting, process), batch in itertools.product(processes.items(), BATCHES)
+            }
+            times = {key: translate()["seconds"] for key, translate in tries.items()}
+            best = min(times, key=times.__getitem__)
+            found["best"].setdefault(mode, {})[name] = {"setting": best[0], "batch": best[1]}
+            tasks[name] = tries[best]
         turns: dict[str, list[float]] = {name: [] for name in tasks}
         outputs: dict[str, list[str]] = {}
         for _, (name, translate) in itertools.product(range(TURNS), tasks.items()):
@@ -234,12 +239,28 @@ def real(
         count = len(references)
         found["sentences_per_s"][mode] = {n: count / statistics.median(t) for n, t in turns.items()}
         found["bleu"][mode] = {n: score(o, references)["bleu"] for n, o in outputs.items()}
-        found["ratio_to_ctranslate2"][mode] = {
-            stop: _quartiles(b / a for a, b in zip(turns[stop], turns["ctranslate2"], strict=True))
-            for stop in STOPS
-        }
-        _say(f"real {mode}: {found['ratio_to_ctranslate2'][mode]}")
+        for peer in peers:
+            pairs = zip(outputs["first"], outputs[peer], strict=True)
+            found["same_text"].setdefault(mode, {})[peer] = sum(a == b for a, b in pairs) / count
+            ratios = found.setdefault(f"ratio_to_{peer}", {})
+            ratios[mode] = {
+                stop: _quartiles(b / a for a, b in zip(turns[stop], turns[peer], strict=True))
+                for stop in STOPS
+            }
+            _say(f"real {mode}: {ratios[mode]} of {peer}")
     return found
+
+
+def beams(loaded: Run, data: Path) -> list[dict[str, Any]]:
+    """Returns the scores on val by beam size, as `evaluate` prints them."""
+    corpus = f"--data={data}/val.en.gz,{data}/val.de.gz"
+    sizes = ",".join(map(str, BEAMS))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        command(["evaluate", f"--run={loaded.folder}", corpus, f"--beam={sizes}", "--json"])
+    names = ("bleu", "chrf", "length_ratio", "sentences_per_s")
+    records = map(json.loads, printed.getvalue().splitlines())
+    return [{"beam": r["search"]["beam"]} | {name: r[name] for name in names} for r in records]
 
 
 def int8(ours: Process, loaded: Run, data: Path, folder: Path) -> dict[str, Any]:
@@ -379,7 +400,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             candidates[name] = {n: begin([*peer, kind], a, **start) for n, a in ALLOCATORS.items()}
         ours, torch = candidates["ours"]["tuned"], candidates["hf_generate"]["default"]
         rows = json.loads(data.read_text())
-        found = {"loop": loop(candidates, data, len(references))}
+        found: dict[str, Any] = {"loop": loop(candidates, data, len(references))}
         looped, steps = found["loop"], {}
         for mode, beam in MODES.items():
             batch = looped["best"][mode]["ours"]["batch"]
@@ -398,11 +419,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             steps[mode] = breakdown(ours, least, 25, width, length, size, beam)
         found["step_ms"] = steps
         found["growth"] = growth(ours, size)
-        trained = {
-            f"{n}, {w} workers": begin(
-                [*peer, "ctranslate2"], a, model=str(folder / "trained"), workers=w
-            )
-            for (n, a), w in itertools.product(ALLOCATORS.items(), (1, 2))
+        trained: Candidates = {
+            name: {
+                n: begin([*peer, "ctranslate2"], a, model=str(folder / "trained"), workers=workers)
+                for n, a in ALLOCATORS.items()
+            }
+            for name, workers in (("ctranslate2", 1), ("ctranslate2_workers", 2))
         }
         found["real"] = real(ours, trained, loaded, source, references)
         task = {"folder": str(loaded.folder), "source": str(source)}
@@ -411,6 +433,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             mode: ours("differing", **task, beam=beam, sizes=(4096, 512))
             for mode, beam in MODES.items()
         }
+        found["beams"] = beams(loaded, options.data)
         found["int8"] = int8(ours, loaded, options.data, folder)
         found["real"]["seconds"] = whole_commands(loaded, source, options.before)
         found["versions_of_peers"] = {

@@ -155,7 +155,7 @@ def decode() -> str:
         rows.append((f"{title}, given lengths", *(f"{number:,.0f}" for number in numbers)))
     for mode, title in MODES.items():
         rate = found["real"]["sentences_per_s"][mode]
-        numbers = (rate["final"], rate["ctranslate2"])
+        numbers = (rate["final"], max(rate["ctranslate2"], rate["ctranslate2_workers"]))
         rows.append((f"{title}, trained model", *(f"{number:,.0f}" for number in numbers), ""))
     return _table(("sentences a second", "this project", "CTranslate2", "Hugging Face"), rows)
 
@@ -175,11 +175,40 @@ def decode_ratios() -> str:
     ]
     floors = (f"{loop['ratio_to_floor'][mode]:.2f}" for mode in MODES)
     rows.append(("given lengths, least time of the products", *floors))
-    for stop in ("final", "ended"):
-        ratios = real["ratio_to_ctranslate2"]
-        title = f'trained model, `stop="{stop}"`, CTranslate2'
+    for stop, name in itertools.product(("final", "first"), ("ctranslate2", "ctranslate2_workers")):
+        ratios = real[f"ratio_to_{name}"]
+        title = f'trained model, `stop="{stop}"`, {peers[name]}'
         rows.append((title, *(_share(ratios[mode][stop]) for mode in MODES)))
     return _table(("our speed over that of", *MODES.values()), rows)
+
+
+def decode_bleu() -> str:
+    """Returns BLEU of the trained model with both ways to stop and with CTranslate2."""
+    found = results.read("decode")["real"]
+    titles = {"final": '`stop="final"`', "first": '`stop="first"`', "ctranslate2": "CTranslate2"}
+    rows: list[tuple[str, ...]] = [
+        (title, *(f"{found['bleu'][mode][name]:.2f}" for mode in MODES))
+        for name, title in titles.items()
+    ]
+    same = (f"{found['same_text'][mode]['ctranslate2']:.1%}" for mode in MODES)
+    rows.append(('outputs of `stop="first"` that equal those of CTranslate2', *same))
+    return _table(("BLEU on test_2016_flickr", *MODES.values()), rows)
+
+
+def decode_beams() -> str:
+    """Returns the scores on val by beam size."""
+    rows = [
+        (
+            str(row["beam"]),
+            f"{row['bleu']:.2f}",
+            f"{row['chrf']:.2f}",
+            f"{row['length_ratio']:.3f}",
+            f"{row['sentences_per_s']:,.0f}",
+        )
+        for row in results.read("decode")["beams"]
+    ]
+    head = ("beam", "BLEU", "chrF2", "length ratio", "sentences a second")
+    return _table(head, rows)
 
 
 def _share(found: dict[str, float]) -> str:
@@ -423,6 +452,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "multi30k": multi30k,
     "decode": decode,
     "decode_ratios": decode_ratios,
+    "decode_bleu": decode_bleu,
+    "decode_beams": decode_beams,
     "decode_step": decode_step,
     "decode_times": decode_times,
     "int8": int8,

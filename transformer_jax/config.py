@@ -502,7 +502,7 @@ class DecodeConfig(_Section):
     """Factor of the log probability of tokens that the output holds already."""
     suppress: tuple[str, ...] = field(default=(), metadata=_NOT_COMPARED)
     """Pieces of the tokenizer that no output may hold, such as <unk>."""
-    batch_tokens: int = field(default=4096, metadata=_NOT_COMPARED)
+    batch_tokens: int = field(default=3072, metadata=_NOT_COMPARED)
     """Number of source tokens in a batch, padding included, counted once for each hypothesis."""
 
     @property

@@ -38,10 +38,6 @@ def _chunk(size: int, count: int) -> int:
 
 
 def first_argmax(x: Float[Array, "*B V"]) -> Int[Array, "*B"]:
-    """Returns the index of the largest value of each row, the first one of equal values.
-
-    Two reductions over one value each are faster than one over values and their indices.
-    """
-    indices = jnp.arange(x.shape[-1], dtype=jnp.int32)
-    largest = jnp.max(x, axis=-1, keepdims=True)
-    return jnp.min(jnp.where(x == largest, indices, x.shape[-1] - 1), axis=-1)
+    """Returns the index of the largest value of each row, the first one of equal values."""
+    _, indices = top_k(x.reshape(-1, x.shape[-1]), 1)
+    return indices.reshape(x.shape[:-1])
