@@ -203,12 +203,10 @@ def decode_beams() -> str:
             f"{row['bleu']:.2f}",
             f"{row['chrf']:.2f}",
             f"{row['length_ratio']:.3f}",
-            f"{row['sentences_per_s']:,.0f}",
         )
         for row in results.read("decode")["beams"]
     ]
-    head = ("beam", "BLEU", "chrF2", "length ratio", "sentences a second")
-    return _table(head, rows)
+    return _table(("beam", "BLEU", "chrF2", "length ratio"), rows)
 
 
 def _share(found: dict[str, float]) -> str:
