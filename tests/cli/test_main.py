@@ -1,11 +1,11 @@
 """The command line: what a user types, sees, and reads when something is wrong."""
 
 import gzip
-import io
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -222,9 +222,11 @@ def test_translation_is_a_line_for_a_line_in_order(
     out = tmp_path / "out.txt"
     main(["translate", run_option, f"--input={tmp_path / 'in.gz'}", f"--output={out}"])
     assert out.read_text("utf-8").split("\n") == [*wanted, ""]
-    text = io.TextIOWrapper(io.BytesIO("".join(f"{line}\n" for line in lines).encode()))
-    monkeypatch.setattr(sys, "stdin", text)
-    main(["translate", run_option])
+    source = tmp_path / "in.txt"
+    source.write_text("".join(f"{line}\n" for line in lines))
+    with source.open() as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        main(["translate", run_option])
     assert capsys.readouterr().out == "".join(f"{line}\n" for line in wanted)
 
 
@@ -265,16 +267,44 @@ def test_lines_before_a_damaged_one_are_translated(
     assert "line 3, byte 2: 0xe4 is not UTF-8" in error
 
 
-@pytest.mark.long
-def test_a_pipe_is_translated_as_lines_arrive_and_may_be_closed(finished: Run) -> None:
+def piped(finished: Run, *options: str) -> "subprocess.Popen[str]":
+    """A process that translates what it is given."""
     program = "from transformer_jax.cli.main import main; main()"
-    with subprocess.Popen(
-        [sys.executable, "-c", program, "translate", f"--run={finished.folder}"],
+    return subprocess.Popen(
+        [sys.executable, "-c", program, "translate", f"--run={finished.folder}", *options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    ) as process:
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("line", "status"), [("", 130), ("rot " * 300, 2)])
+def test_translation_may_end_while_it_waits_for_lines(
+    finished: Run, tmp_path: Path, line: str, status: int
+) -> None:
+    """By an interrupt, or by an error."""
+    prefixes = tmp_path / "prefixes"
+    prefixes.write_text(f"\n{line}\n")
+    with piped(finished, f"--prefix={prefixes}") as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(2 if line else 1):
+            process.stdin.write("red old\n")
+            process.stdin.flush()
+        assert process.stdout.readline() or line
+        if not line:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(100) == status
+        assert process.stderr is not None
+        error = process.stderr.read()
+    assert error.count("\n") == (1 if line else 0), error
+
+
+@pytest.mark.long
+def test_a_pipe_is_translated_as_lines_arrive_and_may_be_closed(finished: Run) -> None:
+    with piped(finished) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         for line in ("red old", "", "blue"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import sys
 from pathlib import Path
@@ -21,9 +20,10 @@ def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mark", [b"", MARK])
-def test_standard_input(monkeypatch: pytest.MonkeyPatch, mark: bytes) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(mark + "ä\nb".encode())))
-    assert list(read_lines("-")) == ["ä", "b"]
+def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: bytes) -> None:
+    with Path(write(tmp_path / "x", mark + "ä\nb".encode())).open() as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert list(read_lines("-")) == ["ä", "b"]
 
 
 @pytest.mark.parametrize("end", ["", ".gz"])

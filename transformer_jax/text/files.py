@@ -109,7 +109,9 @@ def _open(path: str) -> Iterator[BinaryIO]:
     """Opens a file's bytes, decompressed. Errors in opening or reading them become UserError."""
     try:
         if path == "-":
-            yield sys.stdin.buffer
+            # With sys.stdin.buffer, Python would crash if it ended while a thread reads.
+            with open(sys.stdin.fileno(), "rb", closefd=False) as file:
+                yield file
         elif path.endswith(".gz"):
             with gzip.open(path) as file:
                 yield io.BufferedReader(file)  # reads lines several times faster
