@@ -134,7 +134,8 @@ def test_a_job_started_again_deletes_nothing_while_the_first_one_saves(
     with pytest.raises(UserError, match=r"is in use by a process on .*; wait for"):
         train(tiny_config, folder)
     assert process.poll() is None
-    assert before.items() <= files(folder).items()
+    after = files(folder)  # the first one may log the step that it finishes
+    assert all(after[name].startswith(content) for name, content in before.items())
     saving.unlink()
     process.communicate(timeout=250)
     assert process.returncode == 143
