@@ -64,7 +64,7 @@ def files(folder: Path) -> dict[str, bytes]:
         (CHECKPOINT, [], "saving checkpoint 8 in {run}/checkpoints: File too large", [4, 6]),
         (METRICS, [], "[Errno 27] File too large: '{run}/metrics.jsonl'", [4, 6]),
         (BOARD, ["--tensorboard"], "[Errno 27] File too large: '{run}/tensorboard'", [4, 6]),
-        (CONFIG, [], "[Errno 27] File too large", []),
+        (CONFIG, [], "[Errno 27] File too large: '{run}'", []),
     ],
     ids=["checkpoint", "metrics", "tensorboard", "config"],
 )

@@ -23,7 +23,14 @@ from etils import epath
 
 from transformer_jax.config import DATA_PARALLEL, Config, from_json, to_json
 from transformer_jax.errors import UserError
-from transformer_jax.files import AnyPath, files_below, find_path, remove_folder, write_whole
+from transformer_jax.files import (
+    AnyPath,
+    files_below,
+    find_path,
+    named,
+    remove_folder,
+    write_whole,
+)
 from transformer_jax.json_text import json_digest, parse_json
 from transformer_jax.runs import checkpoint, lock
 from transformer_jax.text import tokenizer
@@ -112,7 +119,7 @@ def create(
     folder = find_path(folder)
     if not _is_free(folder):
         raise UserError(f"run {folder}: is not empty; name a new folder")
-    with _unfinished(folder):
+    with _unfinished(folder), named(folder):
         tokenizer.save(tokenizers, folder)
         save(folder / "checkpoints")
         stored = {
