@@ -92,7 +92,8 @@ def named(path: AnyPath) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or os.fspath(path)
+        if error.errno is not None and error.filename is None:  # not one with a text of its own
+            error.filename = os.fspath(path)
         raise
 
 
