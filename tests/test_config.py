@@ -88,6 +88,11 @@ BAD = [
         "tokenizer.sampling=0.1: must be 0 for tokenizer.kind=word",
     ),
     ({"tokenizer": {"sampling": -0.1}}, "tokenizer.sampling=-0.1: must be at least 0"),
+    (
+        {"model": {"dropout": 0.0}, "optimizer": {"r_drop": 5.0}},
+        "optimizer.r_drop=5.0: must be 0 where model.dropout=0: it compares",
+    ),
+    ({"optimizer": {"r_drop": -1.0}}, "optimizer.r_drop=-1.0: must be at least 0"),
     ({"tokenizer": {"joint": False}}, "model.tied='all': must be decoder or none"),
 ]
 

@@ -407,6 +407,9 @@ class OptimizerConfig(_Section):
     """Maximum global norm of the gradient; None: no clipping."""
     label_smoothing: float = 0.1
     """Probability mass that label smoothing spreads over the vocabulary (section 5.4)."""
+    r_drop: float = 0.0
+    """Weight of R-Drop (α of Liang et al. 2021, formula 4); above 0, each pair is computed twice
+    with different dropout, and the divergence of the two predictions is part of the loss."""
     accumulate: int = 1
     """Number of microbatches whose gradients are accumulated in a step, to save memory."""
     ema: float | None = None
@@ -418,6 +421,7 @@ class OptimizerConfig(_Section):
         self._require_positive("accumulate")
         self._require_rate("b1", "b2", "label_smoothing")
         self._require(self.weight_decay >= 0, "weight_decay", "at least 0")
+        self._require(self.r_drop >= 0, "r_drop", "at least 0")
         self._require(self.ema is None or 0 < self.ema < 1, "ema", "between 0 and 1")
 
 
@@ -602,6 +606,13 @@ class Config(_Section):
             raise UserError(
                 "model.tied='all': must be decoder or none where tokenizer.joint=False: "
                 "two vocabularies cannot share one matrix"
+            )
+        model = self.model
+        dropped = model.dropout or model.attention_dropout or model.ffn_dropout
+        if self.optimizer.r_drop and not dropped:
+            raise UserError(
+                f"optimizer.r_drop={self.optimizer.r_drop!r}: must be 0 where model.dropout=0: "
+                "it compares predictions under different dropout"
             )
 
 

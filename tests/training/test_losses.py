@@ -8,7 +8,7 @@ import pytest
 from jax.tree_util import Partial
 
 from transformer_jax.special_ids import PAD
-from transformer_jax.training.losses import auxiliary_losses, token_loss
+from transformer_jax.training.losses import auxiliary_losses, symmetric_divergence, token_loss
 from transformer_jax.types import ModelOutput, Outcome
 
 LOGITS = 3 * jax.random.normal(jax.random.key(0), (4, 5, 11))
@@ -57,6 +57,19 @@ def test_it_is_float32_from_bfloat16() -> None:
     total, _ = token_loss(low, TARGETS, 0.1)
     assert total.dtype == jnp.float32
     np.testing.assert_allclose(total, token_loss(low.astype(jnp.float32), TARGETS, 0.1)[0])
+
+
+def test_divergence_of_adjacent_rows_is_optaxs_both_ways() -> None:
+    targets = jnp.repeat(TARGETS[::2], 2, axis=0)
+    log_p, log_q = (jax.nn.log_softmax(LOGITS[i::2]) for i in range(2))
+    divergence = optax.losses.kl_divergence_with_log_targets
+    wanted = (divergence(log_p, log_q) + divergence(log_q, log_p))[targets[::2] != PAD]
+    assert wanted.shape == (4,)
+    np.testing.assert_allclose(symmetric_divergence(LOGITS, targets), wanted.sum(), rtol=1e-5)
+    assert symmetric_divergence(jnp.repeat(LOGITS[:2], 2, axis=0), targets) == 0
+    gradient = jax.grad(symmetric_divergence)(LOGITS, targets)
+    assert gradient[targets != PAD].all()
+    assert not gradient[targets == PAD].any()
 
 
 def test_auxiliary_losses_depend_on_how_likely_tokens_were() -> None:

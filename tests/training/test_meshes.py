@@ -88,3 +88,19 @@ def test_the_initial_state_is_split_as_it_is_planned(tiny_config: Config) -> Non
     ]
     assert shards == [(8, 16)] * 4  # the parameters, Adam's two moments and the average
     assert state.step.sharding.is_fully_replicated
+
+
+def test_r_drop_does_not_depend_on_the_mesh(tiny_config: Config) -> None:
+    """Both rows of a pair are on one device."""
+    _, batch, _ = next(setup.prepare(tiny_config).loader.batches(0))
+
+    def total(mesh: MeshConfig, devices: int) -> Any:
+        on = make_mesh(mesh, devices=jax.devices()[:devices])
+        model = setup.prepare_step(replace(tiny_config, mesh=mesh), (320, 320), on).model
+        loss, key = jax.jit(setup.loss_fn(model, 0.1, 5.0)), jax.random.key(0)
+        params = parameters.shard_tree(jax.jit(model.init)(key, batch)["params"], on)
+        return loss(params, shard_batch(batch, on), key, {})[0]
+
+    np.testing.assert_allclose(
+        total(MeshConfig(data=4, tensor=2), 8), total(MeshConfig(), 1), rtol=1e-5
+    )

@@ -5,12 +5,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from common import build, make_batch, tiny
 
 from transformer_jax.config import Config
 from transformer_jax.text import corpus, files
 from transformer_jax.text.corpus import Corpora
-from transformer_jax.training.setup import prepare
+from transformer_jax.training.losses import symmetric_divergence
+from transformer_jax.training.setup import loss_fn, prepare
 
 
 def test_a_corpus_is_hashed_once_and_dev_text_is_read_once(
@@ -34,3 +39,21 @@ def test_a_corpus_is_hashed_once_and_dev_text_is_read_once(
     hashed = {path: count for (name, path), count in calls.items() if name == "text_digest"}
     assert len(hashed) == 4
     assert {*hashed.values()} == {1}
+
+
+def test_r_drop_computes_each_pair_twice() -> None:
+    """The two rows of a pair differ in dropout alone, and evaluation is as without it."""
+    model, params = build(tiny(dropout=0.1))
+    batch, key = make_batch([(7, 6), (3, 2), (1, 1), (0, 0)]), jax.random.key(0)
+    batch = jax.tree.map(jnp.asarray, batch)
+    twice = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), batch)
+    plain, r_drop = loss_fn(model, 0.1), loss_fn(model, 0.1, 3.0)
+    total, (tokens, _) = jax.jit(r_drop)(params, batch, key, {})
+    smoothed, (wanted, _) = plain(params, twice, key, {})
+    output: Any = model.apply({"params": params}, twice, key)
+    divergence = symmetric_divergence(output.logits, twice.target_out)
+    assert divergence > 0.01
+    np.testing.assert_allclose(total, smoothed + 1.5 * divergence, rtol=1e-5)
+    assert tokens == wanted == 18
+    for found, alone in zip(*(f(params, batch, None, {}) for f in (r_drop, plain)), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, found, alone)

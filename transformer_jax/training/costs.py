@@ -85,7 +85,7 @@ def _trace(setup: StepSetup, remat: str, shape: Shape | None) -> tuple[Size, Siz
     config = setup.config
     alone = {"kernel": "reference", "constrain": unconstrained, "shards": 1}
     model = setup.model.clone(**alone, remat=remat)
-    loss = loss_fn(model, config.optimizer.label_smoothing)
+    loss = loss_fn(model, config.optimizer.label_smoothing, config.optimizer.r_drop)
     state = setup.abstract_state
 
     def traced(params: Any, batch: Batch, key: Any, averages: Any) -> Any:

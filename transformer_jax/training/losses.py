@@ -37,6 +37,19 @@ def token_losses(
     return jnp.where(targets != PAD, normalizer - expected, 0)
 
 
+def symmetric_divergence(
+    logits: Float[Array, "B T V"], targets: Int[Array, "B T"]
+) -> Float[Array, ""]:
+    """Returns the sum over target tokens of D(p, q) + D(q, p) in nats, where p and q are predicted
+    by adjacent rows, 2i and 2i + 1, and D is the Kullback-Leibler divergence.
+
+    (Liang et al. 2021, formula 2, doubled). The targets of adjacent rows are equal.
+    """
+    log_p, log_q = (jax.nn.log_softmax(logits[i::2].astype(jnp.float32)) for i in range(2))
+    both = jnp.sum((jnp.exp(log_p) - jnp.exp(log_q)) * (log_p - log_q), axis=-1)
+    return jnp.sum(jnp.where(targets[::2] != PAD, both, 0))
+
+
 def auxiliary_losses(
     output: ModelOutput, targets: Int[Array, "B T"], averages: dict[str, Array]
 ) -> tuple[Float[Array, ""], dict[str, Mean]]:

@@ -42,7 +42,7 @@ from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import PAD
 from transformer_jax.text.corpus import Corpora
 from transformer_jax.text.tokenizer import Tokenizers
-from transformer_jax.training.losses import auxiliary_losses, token_loss
+from transformer_jax.training.losses import auxiliary_losses, symmetric_divergence, token_loss
 from transformer_jax.training.optimizer import make_optimizer
 from transformer_jax.training.schedules import find_schedule
 from transformer_jax.training.step import (
@@ -189,14 +189,23 @@ def prepare_step(config: Config, vocabularies: tuple[int, int], mesh: AnyMesh) -
     return StepSetup(config, model, optimizer, mesh)
 
 
-def loss_fn(model: Model, smoothing: float) -> LossFn:
-    """Returns the loss function of a model for `train_step` and `eval_step`."""
+def loss_fn(model: Model, smoothing: float, r_drop: float = 0.0) -> LossFn:
+    """Returns the loss function of a model for `train_step` and `eval_step`.
+
+    r_drop: weight α of R-Drop (Liang et al. 2021, formula 4), which has no effect in evaluation.
+    Each pair then has two rows, and its target tokens count twice.
+    """
 
     def loss(
         params: Params, batch: Batch, key: Key | None, averages: Averages
     ) -> tuple[Array, LossSums]:
+        twice = bool(r_drop) and key is not None
+        if twice:  # adjacent rows stay on one device
+            batch = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), batch)
         output: Any = model.apply({"params": params}, batch, key)
         total, count = token_loss(output.logits, batch.target_out, smoothing)
+        if twice:
+            total += r_drop / 2 * symmetric_divergence(output.logits, batch.target_out)
         auxiliary, metrics = auxiliary_losses(output, batch.target_out, averages)
         return total + auxiliary, LossSums(count, output.metrics | metrics)
 
@@ -225,7 +234,7 @@ def update_fn(setup: StepSetup) -> Callable[..., tuple[TrainState, Metrics]]:
     options = setup.config.optimizer
     return partial(
         train_step,
-        loss=loss_fn(setup.model, options.label_smoothing),
+        loss=loss_fn(setup.model, options.label_smoothing, options.r_drop),
         optimizer=setup.optimizer,
         accumulate=options.accumulate,
         ema=options.ema,
