@@ -61,11 +61,15 @@ class Train(ProcessOptions, ModelOptions):
     takes_config = True
 
     run: Annotated[str, arg(metavar="PATH")]
-    """Folder of the run; the same command given again continues the run."""
+    """Folder of the run, new or to continue."""
     new: bool = False
     """Refuse to continue a run."""
     init_from: Annotated[str | None, arg(metavar="RUN")] = None
-    """Run whose parameters and tokenizer a new run starts with."""
+    """Run whose parameters to start with."""
+    from_card: Annotated[str | None, arg(metavar="FILE")] = None
+    """Result whose run to train again."""
+    any_versions: bool = False
+    """Accept other versions than the card's."""
     profile: int = 0
     """Number of steps to trace into RUN/profile."""
     tensorboard: bool = False

@@ -10,7 +10,9 @@ from transformer_jax.cli.common import join_processes, set_up
 from transformer_jax.config import Config
 from transformer_jax.errors import UserError
 from transformer_jax.files import find_path
+from transformer_jax.runs import card
 from transformer_jax.runs import run as runs
+from transformer_jax.runs.card import Card
 from transformer_jax.training import trainer
 from transformer_jax.training.reporters import Reporter, TensorBoard, Terminal
 from transformer_jax.user_code import is_function_name
@@ -19,7 +21,10 @@ from transformer_jax.user_code import is_function_name
 def run(options: Train, arguments: ConfigArguments) -> None:
     """Trains with a live display."""
     join_processes(options)
-    stored = None if arguments.path else _stored_config(options.run, arguments)
+    loaded, stored = _load_card(options, arguments), None
+    if arguments.path is None:
+        origin, stored = _stored_config(options.run, loaded)
+        _require_no_code(origin, stored, arguments)
     config = arguments.resolve(stored)
     set_up(options.kind, config)
     with ExitStack() as stack:
@@ -32,26 +37,46 @@ def run(options: Train, arguments: ConfigArguments) -> None:
             options.run,
             new=options.new,
             init_from=options.init_from,
+            card=loaded,
             profile=options.profile,
             reporters=reporters,
         )
 
 
-def _stored_config(folder: str, arguments: ConfigArguments) -> Config:
-    """Returns the config of the run to continue.
+def _load_card(options: Train, arguments: ConfigArguments) -> Card | None:
+    """Returns the card of `--from-card`. UserError: it does not go with the other options."""
+    if options.from_card is None:
+        if options.any_versions:
+            raise UserError("--any-versions: needs --from-card")
+        return None
+    if arguments.path is not None:
+        raise UserError("--from-card: holds the config; leave out --config")
+    loaded = card.load(options.from_card)
+    if not options.any_versions:
+        loaded.require_versions()
+    return loaded
 
-    UserError: there is no run, or it was trained with a kernel of the user's own. Such a name is
-    loaded from the command line only, and never silently replaced by another kernel.
+
+def _stored_config(folder: str, loaded: Card | None) -> tuple[str, Config]:
+    """Returns the config of the card, or of the run to continue, and which of them it is of.
+
+    UserError: there is neither.
     """
+    if loaded is not None:
+        return f"card {loaded.path}", loaded.config
     if not runs.exists(folder):
         raise UserError(
             f"--config: name a config file, such as configs/quickstart.py ({folder} holds no run)"
         )
-    config = runs.load_config(folder)
+    return f"run {folder}", runs.load_config(folder)
+
+
+def _require_no_code(origin: str, config: Config, arguments: ConfigArguments) -> None:
+    """UserError: the config was stored with a kernel of the user's own. Such a name is loaded from
+    the command line only, and never silently replaced by another kernel."""
     kernel = config.execution.kernel
     if is_function_name(kernel) and not arguments.sets("execution.kernel"):
         raise UserError(
-            f"run {folder}: execution.kernel={kernel!r}: is not loaded from a file; give "
+            f"{origin}: execution.kernel={kernel!r}: is not loaded from a file; give "
             f"--config.execution.kernel={kernel} or --config.execution.kernel=auto"
         )
-    return config

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from etils import epath
 
 from transformer_jax.config import Config, differences
-from transformer_jax.data.order import LATEST
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath
 from transformer_jax.models.make import abstract_params
@@ -57,12 +56,12 @@ def existing_run(config: Config, folder: AnyPath, new: bool) -> Run | None:
     return old
 
 
-def provenance(corpora: Corpora, source: Run | None = None) -> dict[str, Any]:
+def provenance(corpora: Corpora, source: Run | None, order: int) -> dict[str, Any]:
     """Returns the provenance of a run: versions of packages and of the order of the pairs, digests
     of the corpora, and the run whose parameters it starts with."""
     digests = {"data_digests": corpora.digests(), "file_digests": corpora.file_digests()}
     begins = {} if source is None else {"init_from": {"run": str(source.folder)}}
-    return {"versions": run.versions(), "order": LATEST} | digests | begins
+    return {"versions": run.versions(), "order": order} | digests | begins
 
 
 def source_of_params(old: Run | None, init_from: epath.PathLike | None) -> Run | None:

@@ -33,6 +33,7 @@ from transformer_jax.parallel.processes import (
     wait_for_all,
 )
 from transformer_jax.runs import checkpoint, lock, run
+from transformer_jax.runs.card import Card
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.run import Run
 from transformer_jax.text import tokenizer
@@ -80,15 +81,16 @@ def train(
     *,
     new: bool = False,
     init_from: epath.PathLike | None = None,
+    card: Card | None = None,
     profile: int = 0,
     reporters: Sequence[Reporter] = (),
 ) -> Run:
     """Trains `config` in the run folder, or continues the run in it, and returns the run.
 
     folder: on a disk, or gs://BUCKET/NAME. new: refuse to continue a run; the folder must be
-    missing or empty. init_from: run whose parameters and tokenizer a new run starts with. profile:
-    number of steps to trace into the run's folder `profile`. reporters: functions that are called
-    with every record.
+    missing or empty. init_from: run whose parameters and tokenizer a new run starts with. card: of
+    the run to train again, whose data must be the same. profile: number of steps to trace into the
+    run's folder `profile`. reporters: functions that are called with every record.
 
     After SIGINT or SIGTERM, finishes the step, saves, and raises KeyboardInterrupt or SystemExit. A
     step that is still being compiled is given up. A second signal ends the process at once.
@@ -104,13 +106,16 @@ def train(
     saved = [] if old is None else checkpoint.steps(old.checkpoints)
     source = None if saved else source_of_params(old, init_from)
     corpora = Corpora.of(config.data)
-    found = provenance(corpora, source)
+    if card is not None:
+        card.require_start(init_from)
+        card.require_data(corpora)
+    order = old.order if old is not None else card.order if card is not None else LATEST
+    found = provenance(corpora, source, order)
     if old is not None:
         require_same_data(old, found)
     facts = found["file_digests"] | {"checkpoints of the run": ", ".join(map(str, saved)) or "none"}
     facts |= {} if old or source else tokenizer.digests(config.tokenizer)
     require_same_everywhere(config, facts)
-    order = LATEST if old is None else old.order
     setup = prepare(config, old or source, corpora, order)
     made = Run(folder, config, setup.tokenizers, found if old is None else old.provenance)
     with _held(folder), stop_signals() as stop:

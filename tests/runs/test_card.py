@@ -1,0 +1,147 @@
+"""A card trains the same run again, or says what is not the same."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from common import error_line, flat
+
+from transformer_jax.benchmark import results
+from transformer_jax.cli.main import main
+from transformer_jax.config import Config
+from transformer_jax.runs import card, run
+from transformer_jax.runs.run import Run
+
+Edit = Callable[[dict[str, Any]], Any]
+
+
+@pytest.fixture
+def path(finished: Run, tmp_path: Path) -> Path:
+    """A result with the card of `finished`."""
+    return results.write("x", "make x", {"bleu": 1.0, "card": card.make(finished)}, tmp_path)
+
+
+def edited(path: Path, edit: Edit) -> Path:
+    """The same result with another card."""
+    values = json.loads(path.read_text("utf-8"))
+    edit(values["card"])
+    path.write_text(json.dumps(values), "utf-8")
+    return path
+
+
+def test_it_trains_the_same_run_again(path: Path, finished: Run, tmp_path: Path) -> None:
+    main(["train", f"--from-card={path}", f"--run={tmp_path / 'again'}"])
+    again = run.load(tmp_path / "again")
+    assert again.best_step() == finished.best_step()
+    params, wanted = flat(again.params(12)), flat(finished.params(12))
+    assert params.keys() == wanted.keys()
+    assert all(np.array_equal(params[name], wanted[name]) for name in wanted)
+    main(["train", f"--from-card={path}", f"--run={tmp_path / 'again'}"])  # which is to continue
+
+
+def test_files_may_be_elsewhere(
+    path: Path, tiny_config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = [tmp_path / name for name in ("a.en", "a.de")]
+    for old, new in zip(tiny_config.data.train[0].split(","), moved, strict=True):
+        new.write_bytes(Path(old).read_bytes())
+    there = "--config.data.train={},{}".format(*moved)
+    arguments = ["train", f"--from-card={path}", f"--run={tmp_path / 'r'}", there]
+    main([*arguments, "--config.train.steps=1"])
+    capsys.readouterr()
+    moved[1].write_text("other\n" * 150, "utf-8")
+    digests = card.load(str(path)).provenance["file_digests"]
+    wanted = f"train.de: {digests[tiny_config.data.train[0].split(',')[1]]}"
+    line = error_line([*arguments[:2], f"--run={tmp_path / 's'}", there], capsys)
+    assert "is another text than that of card" in line
+    assert wanted in line
+    moved[0].unlink()
+    line = error_line([*arguments[:2], f"--run={tmp_path / 's'}", there], capsys)
+    assert "a.en: No such file" in line
+    assert wanted in line
+    assert not (tmp_path / "s").exists()
+
+
+def test_number_of_corpora(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["train", f"--from-card={path}", f"--run={tmp_path / 'r'}"]
+    line = error_line([*arguments, "--config.data.dev=grammar", "grammar:test"], capsys)
+    assert "data.dev: names 2 corpora; card" in line
+
+
+def newer_jax(stored: dict[str, Any]) -> None:
+    stored["provenance"]["versions"]["jax"] = "99.0"
+
+
+def test_versions_must_be_the_same_unless_any_will_do(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", f"--from-card={edited(path, newer_jax)}", f"--run={tmp_path / 'r'}"]
+    line = error_line(arguments, capsys)
+    here = run.versions()["jax"]
+    assert f"other versions are installed (jax 99.0 -> {here}); install those, or give" in line
+    assert not (tmp_path / "r").exists()
+    main([*arguments, "--any-versions", "--config.train.steps=1"])
+    assert run.load(tmp_path / "r").provenance["versions"]["jax"] == here
+
+
+BAD: list[tuple[Edit, str]] = [
+    (lambda stored: stored.update(format=2), "format=2: this version reads 1"),
+    (lambda stored: stored["config"].update(modle=1), "modle: unknown key; did you mean model?"),
+    (lambda stored: stored.pop("provenance"), "provenance.order is missing or damaged"),
+    (lambda stored: stored["provenance"].pop("versions"), "provenance.versions is missing"),
+    (
+        lambda stored: stored["provenance"]["data_digests"].pop("dev"),
+        "provenance.data_digests.dev is missing or damaged",
+    ),
+    (
+        lambda stored: stored["provenance"]["data_digests"]["train"].clear(),
+        "provenance.data_digests.train is missing or damaged",
+    ),
+    (
+        lambda stored: stored["config"]["execution"].update(kernel="own_kernels:fast"),
+        "execution.kernel='own_kernels:fast': is not loaded from a file",
+    ),
+    (
+        lambda stored: stored["provenance"].update(init_from={"run": "runs/first"}),
+        "starts with the parameters of runs/first; give --init-from",
+    ),
+]
+
+
+@pytest.mark.parametrize(("edit", "message"), BAD)
+def test_bad_cards_are_one_line(
+    path: Path, edit: Edit, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = edited(path, edit)
+    line = error_line(["train", f"--from-card={bad}", f"--run={tmp_path / 'r'}"], capsys)
+    assert f"card {bad}: " in line
+    assert message in line
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ('{"bleu": 3}', 'is no result with a run card: "card" is missing'),
+        ("[1]", 'is no result with a run card: "card" is missing'),
+        ('{"card": 3}', 'is no result with a run card: "card" is missing'),
+    ],
+)
+def test_files_without_a_card(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.json").write_text(text)
+    line = error_line(["train", f"--from-card={tmp_path / 'x.json'}", "--run=r"], capsys)
+    assert message in line
+
+
+def test_options_that_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
+    line = error_line(["train", "--from-card=x.json", "--config=c.py", "--run=r"], capsys)
+    assert line.endswith("--from-card: holds the config; leave out --config")
+    assert "needs --from-card" in error_line(["train", "--any-versions", "--run=r"], capsys)
+    line = error_line(["train", "--from-card=missing.json", "--run=r"], capsys)
+    assert "missing.json" in line

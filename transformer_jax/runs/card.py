@@ -1,0 +1,123 @@
+"""The run card of a result: what the run was trained from, so that one command trains it again.
+
+A result file holds it under "card": a format number, the config with its seed, and the provenance
+of the run: versions of the software and digests of the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+
+from transformer_jax.config import Config, from_json, to_json
+from transformer_jax.errors import UserError
+from transformer_jax.json_text import parse_json
+from transformer_jax.runs import run
+from transformer_jax.runs.run import Run
+from transformer_jax.text.corpus import Corpora, Corpus
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Card:
+    """A run card, read from a file."""
+
+    path: Path
+    config: Config
+    provenance: dict[str, Any]  # as in `Run`
+
+    @property
+    def order(self) -> int:
+        """The version of the order in which training draws pairs."""
+        return self.provenance["order"]
+
+    def require_versions(self) -> None:
+        """Checks that the software is that of the card. UserError: some has another version."""
+        here, changed = run.versions(), []
+        for name, version in self.provenance["versions"].items():
+            if here.get(name) != version:
+                changed.append(f"{name} {version} -> {here.get(name, 'none')}")
+        if changed:
+            raise UserError(
+                f"card {self.path}: other versions are installed ({', '.join(changed)}); install "
+                "those, or give --any-versions for a run that may differ"
+            )
+
+    def require_start(self, init_from: epath.PathLike | None) -> None:
+        """UserError: the run starts with the parameters of another, and `init_from` is None."""
+        if init_from is None and "init_from" in self.provenance:
+            raise UserError(
+                f"card {self.path}: the run starts with the parameters of "
+                f"{self.provenance['init_from']['run']}; give --init-from"
+            )
+
+    def require_data(self, corpora: Corpora) -> None:
+        """Checks that the corpora are those of the card, wherever their files are.
+
+        UserError: one is missing or another; the message names it, and the digests of its files.
+        """
+        for part, found in corpora._asdict().items():
+            wanted = getattr(self.config.data, part)
+            if len(found) != len(wanted):
+                raise UserError(
+                    f"data.{part}: names {len(found)} corpora; card {self.path} was trained with "
+                    f"{len(wanted)}: {', '.join(wanted)}"
+                )
+            for corpus, name in zip(found, wanted, strict=True):
+                self._require(corpus, part, name)
+
+    def _require(self, corpus: Corpus, part: str, name: str) -> None:
+        digest = self.provenance["data_digests"][part][name]
+        try:
+            if corpus.digest == digest:
+                return
+            problem = f"data.{part}={corpus.name}: is another text than that of card {self.path}"
+        except (UserError, OSError) as error:
+            problem = f"data.{part}: {error}"
+        files = self.provenance["file_digests"]
+        needed = [f"{Path(path).name}: {files[path]}" for path in files if path in name]
+        raise UserError(
+            f"{problem}; it must have this SHA-256: {', '.join(needed or [digest])}; "
+            f"--config.data.{part} names files elsewhere"
+        )
+
+
+def make(trained: Run) -> dict[str, Any]:
+    """Returns the card of a run as JSON values."""
+    return {"format": FORMAT, "config": to_json(trained.config), "provenance": trained.provenance}
+
+
+def load(path: str) -> Card:
+    """Reads the card in a result file. UserError: there is none, or it is of a newer format."""
+    file = Path(path)
+    try:
+        stored = parse_json(file.read_bytes())
+    except UserError as error:
+        raise UserError(f"card {path}: {error}") from error
+    card = stored.get("card") if isinstance(stored, dict) else None
+    if not isinstance(card, dict):
+        raise UserError(f'card {path}: is no result with a run card: "card" is missing')
+    if card.get("format") != FORMAT:
+        raise UserError(f"card {path}: format={card.get('format')!r}: this version reads {FORMAT}")
+    try:
+        config = from_json(card.get("config"))
+    except UserError as error:
+        raise UserError(f"card {path}: {error}") from error
+    return Card(file, config, _checked(path, config, card.get("provenance")))
+
+
+def _checked(path: str, config: Config, provenance: Any) -> dict[str, Any]:
+    """Returns a card's provenance. UserError: a part that is compared is missing."""
+    parts = {"order": int, "versions": dict, "data_digests": dict, "file_digests": dict}
+    for name, kind in parts.items():
+        if not isinstance(provenance, dict) or not isinstance(provenance.get(name), kind):
+            raise UserError(f"card {path}: provenance.{name} is missing or damaged")
+    for name in ("train", "dev"):
+        digests = provenance["data_digests"].get(name)
+        if not isinstance(digests, dict) or digests.keys() != {*getattr(config.data, name)}:
+            raise UserError(f"card {path}: provenance.data_digests.{name} is missing or damaged")
+    return provenance
