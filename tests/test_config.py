@@ -92,6 +92,11 @@ BAD = [
         {"model": {"dropout": 0.0}, "optimizer": {"r_drop": 5.0}},
         "optimizer.r_drop=5.0: must be 0 where model.dropout=0: it compares",
     ),
+    (
+        {"optimizer": {"accumulate": 2, "microbatch_tokens": 512}},
+        "optimizer.accumulate=2: must be 1 where optimizer.microbatch_tokens is set",
+    ),
+    ({"optimizer": {"microbatch_tokens": 0}}, "optimizer.microbatch_tokens=0: must be above 0"),
     ({"optimizer": {"r_drop": -1.0}}, "optimizer.r_drop=-1.0: must be at least 0"),
     ({"tokenizer": {"joint": False}}, "model.tied='all': must be decoder or none"),
 ]

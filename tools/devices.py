@@ -151,7 +151,7 @@ def _gradient(setup: StepSetup, mesh: Mesh, params: Any, batch: Batch) -> tuple[
     loss = loss_fn(setup.model, config.optimizer.label_smoothing)
 
     def step(params: Any, batch: Batch, key: Any, reduce: Any = lambda tree: tree) -> Any:
-        accumulate = config.optimizer.accumulate
+        accumulate = setup.accumulate
         return reduce(gradients(params, batch, key, {}, loss=loss, accumulate=accumulate)[:2])
 
     result = (partition_tree(params, mesh), REPLICATED)

@@ -412,13 +412,18 @@ class OptimizerConfig(_Section):
     with different dropout, and the divergence of the two predictions is part of the loss."""
     accumulate: int = 1
     """Number of microbatches whose gradients are accumulated in a step, to save memory."""
+    microbatch_tokens: int | None = field(default=None, metadata=_NOT_COMPARED)
+    """In place of accumulate: maximum number of tokens on each side of a microbatch on one device.
+    A step accumulates as many as data.batch_tokens takes on the devices there are."""
     ema: float | None = None
     """Decay of an exponential moving average of the parameters, which is then evaluated and saved;
     None: off."""
 
     def _validate(self) -> None:
         self._require_positive("learning_rate", "warmup", "decay_steps", "eps", "clip_norm")
-        self._require_positive("accumulate")
+        self._require_positive("accumulate", "microbatch_tokens")
+        derived = self.accumulate == 1 or self.microbatch_tokens is None
+        self._require(derived, "accumulate", "1 where optimizer.microbatch_tokens is set")
         self._require_rate("b1", "b2", "label_smoothing")
         self._require(self.weight_decay >= 0, "weight_decay", "at least 0")
         self._require(self.r_drop >= 0, "r_drop", "at least 0")

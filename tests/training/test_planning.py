@@ -98,6 +98,21 @@ def test_so_are_those_of_parts(mesh: MeshConfig, accumulate: int, most: float) -
     assert_estimated(made, true, most)
 
 
+def test_microbatches_follow_from_the_devices() -> None:
+    """The batch is the same on any of them: 4,096 tokens, in parts of at most 300 a device."""
+    options = OptimizerConfig(microbatch_tokens=300)
+    wanted = {1: (14, 182), 8: (2, 192), 64: (1, 192)}
+    for devices, (count, rows) in wanted.items():
+        made = planner(MeshConfig(), devices, optimizer=options)
+        assert (made.setup.accumulate, made.shape(SHAPE).rows) == (count, rows)
+    few = planner(MeshConfig(), 8, optimizer=OptimizerConfig(accumulate=2))
+    made = planner(MeshConfig(), 8, optimizer=options)
+    assert made.memory(SHAPE) == few.memory(SHAPE)
+    assert made.setup.describe_devices().endswith("; 2 microbatches a step")
+    halved = list(remedies(made, [SHAPE], sum(made.memory(SHAPE)) - 1))
+    assert halved[0].option == "--config.optimizer.microbatch_tokens=150"
+
+
 @pytest.mark.long
 def test_remedies_fit() -> None:
     made = planner(MeshConfig(), 64)

@@ -18,7 +18,7 @@ from transformer_jax.data.buckets import Shape
 from transformer_jax.data.order import LATEST, describe_mixture
 from transformer_jax.errors import UserError
 from transformer_jax.models.make import count_parameters
-from transformer_jax.parallel.mesh import describe, topology_devices
+from transformer_jax.parallel.mesh import topology_devices
 from transformer_jax.printable import printable
 from transformer_jax.runs import checkpoint
 from transformer_jax.runs import run as runs
@@ -51,7 +51,8 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
         print(f"checkpoints {', '.join(map(str, steps)) or 'none'}")
         _print_sizes(config, known.tokenizers)
     order = LATEST if known is None else known.order
-    setup = prepare(replace(config, mesh=DATA_PARALLEL), known, order=order)
+    rows = replace(config.optimizer, accumulate=1, microbatch_tokens=None)  # the planner's matter
+    setup = prepare(replace(config, mesh=DATA_PARALLEL, optimizer=rows), known, order=order)
     if known is None:
         _print_sizes(config, setup.tokenizers)
     print(f"corpus      {setup.examples.report}")
@@ -88,7 +89,7 @@ def _print_plan(planner: Planner, shapes: Sequence[Shape], compiles: bool) -> No
     """Prints the operations of the step of each shape, and the memory of each device."""
     mesh = planner.setup.mesh
     held = planner.memory(shapes[0])
-    print(f"devices     {describe(mesh)}; on each of them:")
+    print(f"devices     {planner.setup.describe_devices()}; on each of them:")
     print(
         f"state       {_mib(held.params)} MiB of parameters, {_mib(held.rest)} MiB of other state"
     )

@@ -77,7 +77,7 @@ class Planner:
 
     def shape(self, shape: Shape) -> Shape:
         """Returns the shape of a batch with the empty rows that the devices need."""
-        rows = data_parallel_size(self.setup.mesh) * self.config.optimizer.accumulate
+        rows = data_parallel_size(self.setup.mesh) * self.setup.accumulate
         return shape.padded(rows)
 
     def flops(self, shape: Shape) -> int:
@@ -93,8 +93,9 @@ class Planner:
         """
         shape, mesh, params = self.shape(shape), self.setup.mesh, self._params_bytes
         batch = empty_batch(shape, self.config.data.packing)
-        shards, accumulate = data_parallel_size(mesh), self.config.optimizer.accumulate
-        logits = shape.rows * shape.target * self._vocabularies[1] * 4 // mesh.shape[TENSOR]
+        shards, accumulate = data_parallel_size(mesh), self.setup.accumulate
+        rows = shape.rows * (2 if self.config.optimizer.r_drop else 1)
+        logits = rows * shape.target * self._vocabularies[1] * 4 // mesh.shape[TENSOR]
         kept = self._costs.saved_bytes(shape, self.config.execution.remat) + logits
         temporaries = kept // (shards * accumulate) + params * min(accumulate, 2)
         if mesh.shape[FSDP] > 1:
@@ -153,7 +154,11 @@ def remedies(
 def _families(config: Config, devices: int) -> Iterator[list[tuple[str, str, Any]]]:
     """Yields changes of one kind, the smallest first."""
     powers = [2, 4, 8, 16, 32]
-    yield [("optimizer", "accumulate", config.optimizer.accumulate * n) for n in powers]
+    tokens = config.optimizer.microbatch_tokens
+    if tokens is None:
+        yield [("optimizer", "accumulate", config.optimizer.accumulate * n) for n in powers]
+    else:
+        yield [("optimizer", "microbatch_tokens", max(tokens // n, 1)) for n in powers]
     mesh = config.mesh
     if mesh.data == -1 and config.execution.executor == "jit":
         sizes = [mesh.fsdp * n for n in (*powers, 64, 128, 256)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -32,6 +33,7 @@ from transformer_jax.parallel.mesh import (
     check_mesh,
     constrain_to,
     data_parallel_size,
+    describe,
     local_rows,
     make_mesh,
     mesh_shape,
@@ -74,6 +76,20 @@ class StepSetup:
     model: Model
     optimizer: optax.GradientTransformation
     mesh: AnyMesh
+
+    @property
+    def accumulate(self) -> int:
+        """The number of microbatches of a step, on these devices."""
+        options = self.config.optimizer
+        if options.microbatch_tokens is None:
+            return options.accumulate
+        devices = data_parallel_size(self.mesh)
+        return math.ceil(self.config.data.batch_tokens / (devices * options.microbatch_tokens))
+
+    def describe_devices(self) -> str:
+        """Returns what a step runs on, such as "8 cpu, mesh data 8; 2 microbatches a step"."""
+        count = self.accumulate
+        return describe(self.mesh) + (f"; {count} microbatches a step" if count > 1 else "")
 
     @cached_property
     def abstract_state(self) -> TrainState:
@@ -163,7 +179,7 @@ def prepare(
         sampling=config.tokenizer.sampling,
         order=order,
         decoder_start_id=config.model.decoder_start_id,
-        devices=data_parallel_size(mesh) * config.optimizer.accumulate,
+        devices=data_parallel_size(mesh) * step.accumulate,
         parts=local_rows(mesh),
         share=this_process(),
         gather=gather,
@@ -236,7 +252,7 @@ def update_fn(setup: StepSetup) -> Callable[..., tuple[TrainState, Metrics]]:
         train_step,
         loss=loss_fn(setup.model, options.label_smoothing, options.r_drop),
         optimizer=setup.optimizer,
-        accumulate=options.accumulate,
+        accumulate=setup.accumulate,
         ema=options.ema,
     )
 

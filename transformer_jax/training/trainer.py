@@ -20,7 +20,7 @@ from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, find_path
 from transformer_jax.parallel.compile import REPLICATED, compile_function, compile_step
-from transformer_jax.parallel.mesh import data_parallel_size, describe, shard_batch
+from transformer_jax.parallel.mesh import data_parallel_size, shard_batch
 from transformer_jax.parallel.parameters import partition_tree
 from transformer_jax.parallel.processes import (
     any_process,
@@ -307,7 +307,7 @@ class Trainer:
             f"batches: {setup.loader.batches_per_epoch} an epoch, "
             f"{setup.loader.non_padding_fraction:.1%} of slots filled, "
             f"{len(sizes)} shapes (rows x source x target): {', '.join(sizes)}",
-            f"devices: {describe(setup.mesh)}",
+            f"devices: {setup.describe_devices()}",
             *describe_mixture(setup.examples.sizes, self.config.data),
         ]
         texts += [
