@@ -9,7 +9,7 @@ INSTALLED := .venv/.installed
 # Compilation uses one core; a file's tests share what they compile.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k recipes attention attention-kinds layers windows remat devices faults scaling gpu bench-decode readme docs clean
+.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k recipes attention attention-kinds layers windows remat devices faults scaling real-sizes gpu bench-decode readme docs clean
 
 help:
 	@echo "make quickstart        train on the built-in corpus (about 5 minutes) and translate"
@@ -29,6 +29,7 @@ help:
 	@echo "make devices           compare a run on many meshes and processes (10 minutes), results/devices.json"
 	@echo "make faults            kill, signal, fill and damage runs (40 minutes), results/faults.json"
 	@echo "make scaling           compile for TPU slices ahead of time (an hour), results/scaling.json"
+	@echo "make real-sizes        plan the recipes of IWSLT14 and WMT14, results/real_sizes.json"
 	@echo "make gpu               test and measure on a GPU with PYTHON (at most 10 minutes), results/gpu.json"
 	@echo "make bench-decode      compare decoding with CTranslate2 and Hugging Face (half an hour), results/decode.json"
 	@echo "make readme            update tables and figures from results/ and the code"
@@ -124,6 +125,10 @@ scaling:
 	.venv-tpu/bin/python -m pip install --quiet --disable-pip-version-check \
 	  -c constraints.txt -e '.[plot,tpu]'
 	JAX_PLATFORMS=cpu .venv-tpu/bin/python -m tools.scaling
+	$(MAKE) readme
+
+real-sizes: $(INSTALLED)
+	$(PY) -m tools.real_sizes
 	$(MAKE) readme
 
 # With the Python of a machine with a GPU, since .venv has no CUDA.

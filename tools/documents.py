@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tools.real_sizes import RECIPES
 from transformer_jax import config as config_module
 from transformer_jax.benchmark import results
 from transformer_jax.config import Config
@@ -27,7 +28,7 @@ PACKAGE = Path("transformer_jax")
 OTHER_FILES = {
     "deploy/": "scripts for Slurm, Kubernetes and TPU pods, which train until it has finished",
     "tests/": "a folder for each package, and fixtures",
-    "docs/": "usage, decoding, reliability, devices, scaling, attention, config, benchmarks",
+    "docs/": "usage, recipes, decoding, reliability, devices, scaling, attention, benchmarks",
     "CONTRIBUTING.md": "the architecture, the rules of the code, and where to change what",
     "notebooks/": "the first run from Python, with a map of attention",
     "results/": "measured numbers and figures, each with the command that made it",
@@ -37,6 +38,26 @@ OTHER_FILES = {
     "constraints.txt": "exact versions of all dependencies",
     ".ci/run": "what every change must pass",
 }
+
+
+def real_sizes() -> str:
+    """Returns what each recipe for a real size takes."""
+    found = results.read("real_sizes")
+    rows = [
+        (
+            f"`configs/{name}.py`",
+            f"{plan['parameters']:,}",
+            f"{plan['steps']:,}",
+            f"{plan['batch_tokens']:,}",
+            f"{plan['tflop_per_step']:.1f}",
+            f"{plan['eflop']:.2f}",
+            f"{plan['memory_mib'] / 1024:.1f}",
+            f"{plan['hours_at_peak']:.2f}",
+        )
+        for name, plan in found["recipes"].items()
+    ]
+    names = ("config", "parameters", "steps", "tokens of a batch", "TFLOP a step", "EFLOP in all")
+    return _table((*names, "GiB a chip", "hours at peak"), rows)
 
 
 def multi30k() -> str:
@@ -434,10 +455,12 @@ def _field_rows(
 
 def tree() -> str:
     """Returns the packages and the files beside them, each with what it is for."""
-    modules = [Path("train.py"), *sorted(Path("configs").glob("*.py"))]
+    configs = sorted(Path("configs").glob("*.py"))
+    modules = [Path("train.py"), *(path for path in configs if path.stem not in RECIPES)]
     packages = sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))
     own = [path for path in sorted(PACKAGE.glob("*.py")) if path.name != "__init__.py"]
     lines = {f"{path}": first_line(path) for path in modules}
+    lines["configs/{iwslt14,wmt14}_*.py"] = "IWSLT14 and WMT14 with the published settings."
     lines[f"{PACKAGE}/"] = first_line(PACKAGE / "__init__.py")
     lines |= {f"  {path.name}/": first_line(path / "__init__.py") for path in packages}
     lines |= {f"  {path.name}": first_line(path) for path in own}
@@ -468,6 +491,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "faults": faults,
     "billion_pairs": billion_pairs,
     "scaling": scaling,
+    "real_sizes": real_sizes,
     "config": config_table,
     "tree": tree,
 }
