@@ -108,7 +108,7 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, finished:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_module(name: str) -> None:
-    assert callable(import_module(f"transformer_jax.cli.{name.replace(' ', '_')}").run)
+    assert callable(import_module(f"transformer_jax.cli.{re.sub('[ -]', '_', name)}").run)
 
 
 def test_training_from_the_command_line(

@@ -120,6 +120,21 @@ class Translate(SearchOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BackTranslate(SearchOptions):
+    """Make training pairs from target text, with a model of the other direction.
+
+    transformer-jax back-translate --run=runs/de_en --text=x.de --pairs=a.en,a.de --output=x.tsv
+    """
+
+    text: Annotated[str, arg(metavar="FILE")]
+    """Text in the target language; -: standard input."""
+    pairs: Annotated[str, arg(metavar="CORPUS")]
+    """Pairs that tell the direction."""
+    output: Annotated[str, arg(metavar="FILE")]
+    """Pairs to write: source, tab, target."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluate(SearchOptions):
     """Score translations: BLEU and chrF with their signatures, loss and perplexity.
 
@@ -264,6 +279,7 @@ class BenchAttention(AttentionBenchmark, Options):
 COMMANDS: dict[str, type[Options]] = {
     "train": Train,
     "translate": Translate,
+    "back-translate": BackTranslate,
     "evaluate": Evaluate,
     "score": Score,
     "align": Align,
@@ -272,7 +288,7 @@ COMMANDS: dict[str, type[Options]] = {
     "inspect": Inspect,
     "bench attention": BenchAttention,
 }
-"""Options by command. The module of a command has its name, with "_" in place of a space."""
+"""Options by command. The module of a command has its name, with "_" in place of " " and "-"."""
 
 RENAMED = {"--restart": "--new", "--key-heads": "--kv-heads"}
 """Old names of options, which are still accepted with a warning."""

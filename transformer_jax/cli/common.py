@@ -1,12 +1,17 @@
-"""What several commands do: load the user's functions, cache programs, make a translator."""
+"""What several commands do: load the user's functions, make a translator, write text."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from transformer_jax.attention import register_kind
 from transformer_jax.cli.arguments import ConfigArguments
@@ -15,10 +20,12 @@ from transformer_jax.config import Config, MeshConfig, did_you_mean
 from transformer_jax.decoding.scoring import Attended
 from transformer_jax.decoding.translator import WINDOW, Translator
 from transformer_jax.errors import UserError
+from transformer_jax.files import local_path, write_whole
 from transformer_jax.parallel.processes import broadcast, join, require_same_everywhere
 from transformer_jax.parallel.program_cache import cache_programs
 from transformer_jax.runs import run
 from transformer_jax.text.corpus import Corpus
+from transformer_jax.text.files import read_lines
 from transformer_jax.user_code import load_function, search_current_folder
 
 
@@ -143,6 +150,40 @@ def pair_windows(
             sources, targets = zip(*window, strict=True)
             yield first, sources, targets
             first += len(window)
+
+
+@contextlib.contextmanager
+def progress(source: str, output: str) -> Iterator[Callable[[int], None]]:
+    """Shows a bar on standard error if that is a terminal and the output goes elsewhere.
+
+    source, output: paths of text; "-" is standard input or output. Yields a function that takes the
+    number of lines that have been translated.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal or (output == "-" and sys.stdout.isatty()):
+        yield lambda _: None
+        return
+    total = None if source == "-" else sum(1 for _ in read_lines(source))
+    columns = TextColumn("lines"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+@contextlib.contextmanager
+def text_output(path: str) -> Iterator[IO[str]]:
+    """Opens standard output ("-"), a device, or a file that is written whole or not at all."""
+    if path == "-":
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    file = local_path(path, "--output")
+    if file.exists() and not file.is_file():
+        with file.open("w", encoding="utf-8") as output:
+            yield output
+    else:
+        with write_whole(file) as output:
+            yield output
 
 
 def _require_search(arguments: ConfigArguments) -> None:

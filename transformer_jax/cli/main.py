@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -76,7 +77,7 @@ def _dispatch(arguments: Sequence[str]) -> None:
         import_module("transformer_jax.cli.launch").launch(arguments, options)
         return
     # Imported only now, so that --help does not wait for JAX.
-    command = import_module(f"transformer_jax.cli.{name.replace(' ', '_')}")
+    command = import_module(f"transformer_jax.cli.{re.sub('[ -]', '_', name)}")
     if kind.takes_config:
         command.run(options, config)
     elif config.path or config.overrides:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
-import sys
 from collections.abc import Iterator
-from typing import IO, Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typing import Any
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Translate
-from transformer_jax.cli.common import load_translator, parse_layers
+from transformer_jax.cli.common import load_translator, parse_layers, progress, text_output
 from transformer_jax.decoding.alignment import align_pieces, pharaoh
 from transformer_jax.decoding.translator import WINDOW, Translation, Translator
 from transformer_jax.errors import UserError
-from transformer_jax.files import local_path, write_whole
 from transformer_jax.parallel.processes import is_coordinator, share_errors, stream
 from transformer_jax.text.files import read_lines
 from transformer_jax.text.windows import windows
@@ -36,7 +30,11 @@ def run(options: Translate, arguments: ConfigArguments) -> None:
         raise UserError(f"decode.n_best={n_best}: needs --json; plain output has a line for each")
     path = options.output if is_coordinator() else os.devnull
     number = 1
-    with share_errors(), _output(path) as output, _progress(options) as advance:
+    with (
+        share_errors(),
+        text_output(path) as output,
+        progress(options.input, options.output) as advance,
+    ):
         for lines, *given in stream(_windows(options)):
             translations = translator.translate(lines, *given, first=number)
             for line, translation in zip(lines, translations, strict=True):
@@ -79,36 +77,3 @@ def _record(translator: Translator, line: str, translation: Translation) -> dict
         hypotheses.append(record)
     more = {"n_best": hypotheses} if translator.config.decode.n_best > 1 else {}
     return hypotheses[0] | more
-
-
-@contextlib.contextmanager
-def _progress(options: Translate) -> Iterator[Any]:
-    """Shows a bar on standard error if that is a terminal and the output goes elsewhere.
-
-    Yields a function that takes the number of lines that have been translated.
-    """
-    console = Console(stderr=True)
-    if not console.is_terminal or (options.output == "-" and sys.stdout.isatty()):
-        yield lambda _: None
-        return
-    total = None if options.input == "-" else sum(1 for _ in read_lines(options.input))
-    columns = TextColumn("lines"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda count: progress.advance(task, count)
-
-
-@contextlib.contextmanager
-def _output(path: str) -> Iterator[IO[str]]:
-    """Opens standard output ("-"), a device, or a file that is written whole or not at all."""
-    if path == "-":
-        yield sys.stdout
-        sys.stdout.flush()
-        return
-    file = local_path(path, "--output")
-    if file.exists() and not file.is_file():
-        with file.open("w", encoding="utf-8") as output:
-            yield output
-    else:
-        with write_whole(file) as output:
-            yield output

@@ -1,0 +1,85 @@
+"""Back-translation from the command line: the run of words in reverse, from German to English."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from common import error_line
+
+from transformer_jax.cli.main import main
+from transformer_jax.config import Config
+from transformer_jax.decoding.translator import Translator
+from transformer_jax.runs.run import Run
+from transformer_jax.text.corpus import Corpus
+from transformer_jax.training.trainer import train
+
+
+@pytest.fixture(scope="module")
+def reverse(tiny_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run from German to English that tells the directions apart."""
+    folder = tmp_path_factory.mktemp("reverse")
+    swapped = [
+        tuple(",".join(reversed(name.split(","))) for name in names)
+        for names in (tiny_config.data.train, tiny_config.data.dev)
+    ]
+    data = replace(tiny_config.data, train=swapped[0], dev=swapped[1])
+    options = replace(tiny_config.train, steps=30, evaluate_every=30, save_every=30)
+    return train(replace(tiny_config, data=data, train=options), folder / "run")
+
+
+@pytest.fixture
+def command(reverse: Run, tiny_config: Config, tmp_path: Path) -> list[str]:
+    """The command without --text, which is the last."""
+    (pairs,) = tiny_config.data.train
+    run, output = f"--run={reverse.folder}", f"--output={tmp_path / 'x.tsv'}"
+    return ["back-translate", run, f"--pairs={pairs}", output, "--config.decode.min-length=1"]
+
+
+def test_it_writes_pairs(
+    command: list[str], reverse: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["rot grün", "", "  ", "klein\talt", "neu neu blau"]
+    (tmp_path / "x.de").write_text("\n".join(lines) + "\n", "utf-8")
+    main([*command, f"--text={tmp_path / 'x.de'}"])
+    pairs = list(Corpus(f"{tmp_path / 'x.tsv'}").pairs())
+    assert [target for _, target in pairs] == ["rot grün", "klein alt", "neu neu blau"]
+    decode = replace(reverse.config.decode, min_length=1)
+    sources = Translator.load(reverse.folder, decode=decode)([lines[0], *lines[3:]])
+    assert [source for source, _ in pairs] == [source.text for source in sources]
+    assert capsys.readouterr().err.endswith("3 pairs; 2 lines left out: blank, or so translated\n")
+
+
+def test_another_direction(
+    command: list[str], tiny_config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.en").write_text("red green\n", "utf-8")
+    german, english = tiny_config.data.dev[0].split(",")[::-1]
+    wrong = [*command, f"--pairs={german},{english}", f"--text={tmp_path / 'x.en'}"]
+    line = error_line(wrong, capsys)
+    assert "--run: translates from the source to the target of --pairs (log probability -" in line
+    assert not (tmp_path / "x.tsv").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "empty; must hold at least one line of text"),
+        (b"\n \n", "empty; must hold at least one line of text"),
+        (
+            "Старая книга лежит на столе.\n".encode(),
+            "--text: 90% of its tokens are bytes or unknown in the source vocabulary",
+        ),
+        (b"rot\nr\xffot\n", "line 2, byte 2: 0xff is not UTF-8"),
+    ],
+    ids=["empty", "blank", "language", "encoding"],
+)
+def test_bad_text_writes_nothing(
+    text: bytes,
+    message: str,
+    command: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "x.de").write_bytes(text)
+    assert message in error_line([*command, f"--text={tmp_path / 'x.de'}"], capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.de"]

@@ -1,0 +1,72 @@
+"""Training pairs from text in the target language, by a model of the other direction.
+
+A model that translates from the target language to the source language makes the sources; the
+targets are the text as it is (Sennrich et al. 2016, "Improving Neural Machine Translation Models
+with Monolingual Data").
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import chain
+
+from transformer_jax.decoding.scoring import Scorer
+from transformer_jax.decoding.trained import TrainedModel
+from transformer_jax.decoding.translator import Translator
+from transformer_jax.errors import UserError
+from transformer_jax.special_ids import EOS
+from transformer_jax.text.corpus import Pair
+from transformer_jax.text.tokenizer import Tokenizer
+
+SAMPLED = 200
+"""Number of pairs, and of lines, that the checks look at."""
+
+UNCOVERED = 0.2
+"""Share of a text's tokens that are unknown or single bytes, above which the text is taken to be of
+another language."""
+
+
+def back_translate(translator: Translator, lines: Sequence[str], first: int = 1) -> list[Pair]:
+    """Returns (translation, line) for each line, but not where either of them is blank.
+
+    first: number of the first line, for messages and for samples.
+    """
+    texts = [translation.text for translation in translator.translate(lines, first=first)]
+    pairs = zip(texts, lines, strict=True)
+    return [(text, line.replace("\t", " ")) for text, line in pairs if text and line.strip()]
+
+
+def require_direction(model: TrainedModel, pairs: Sequence[Pair]) -> None:
+    """Checks that the model translates from the targets of pairs to their sources.
+
+    UserError: it gives a token of the sources a smaller probability, given the targets, than the
+    other way round.
+    """
+    backward = _mean_log_prob(model, [(target, source) for source, target in pairs[:SAMPLED]])
+    forward = _mean_log_prob(model, pairs[:SAMPLED])
+    if backward < forward:
+        raise UserError(
+            "--run: translates from the source to the target of --pairs (log probability "
+            f"{forward:.2f} a token, the other way {backward:.2f}); name one of the other direction"
+        )
+
+
+def require_vocabulary(tokenizer: Tokenizer, lines: Sequence[str]) -> None:
+    """Checks that a tokenizer has pieces for a text. UserError: its language is another."""
+    ids = [tokenizer.encode(line) for line in lines[:SAMPLED]]
+    pieces = tokenizer.pieces(list(chain.from_iterable(ids)))
+    without = sum(bool(re.fullmatch(r"<unk>|<0x..>", piece)) for piece in pieces)
+    if without > UNCOVERED * len(pieces):
+        raise UserError(
+            f"--text: {without / len(pieces):.0%} of its tokens are bytes or unknown in the source "
+            "vocabulary of --run; name a text in the language that the run translates from"
+        )
+
+
+def _mean_log_prob(model: TrainedModel, pairs: Sequence[Pair]) -> float:
+    """Returns the mean log probability of the tokens of the targets, in nats."""
+    limit, encode = model.max_length - 1, model.tokenizers.target.encode
+    ids = [(model.encode(source), [*encode(target)[:limit], EOS]) for source, target in pairs]
+    scores = Scorer.like(model).of_ids([pair for pair in ids if pair[0]])
+    return sum(score.log_prob for score in scores) / max(sum(len(score.ids) for score in scores), 1)
