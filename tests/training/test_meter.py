@@ -64,6 +64,7 @@ def test_every_named_metric_is_averaged(clock: Clock) -> None:
     assert record["loss"] == 2.0
     assert record["decoder/0/entropy"] == 4.0
     assert record["tokens_per_s"] == 16 / 6.0  # step 2 settles while step 3 is dispatched
+    assert record["target_tokens"] == 16
     assert record["lr"] == 0.5  # of the second update
     assert record["padding"] == 1 - 18 / 26
     assert "tokens" not in record
@@ -82,7 +83,7 @@ def test_a_continued_run_emits_the_same_means(clock: Clock) -> None:
                 stored = json.loads(json.dumps(dataclasses.asdict(made.sums())))
                 clock.now += 30.0
                 made = make_meter(clock, records, sums=Sums(**stored))
-    assert len(whole) == 2
+    assert [record["target_tokens"] for record in whole] == [16, 32]
     for record in (*whole, *parts):
         del record["minutes"]
     assert parts == whole

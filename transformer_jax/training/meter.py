@@ -36,6 +36,7 @@ class Sums:
     ideal: float = 0.0  # seconds that the steps take at the peak of the devices
     seconds: float = 0.0  # that the steps have taken in earlier processes
     metrics: dict[str, float] = field(default_factory=dict)
+    target_tokens: int = 0  # of the run
     skipped: int = 0  # steps of the run that have not updated
     skipped_in_row: int = 0  # the last of them
     drawn: list[int] = field(default_factory=list)  # pairs from each corpus
@@ -136,6 +137,7 @@ class Meter:
         sums.steps += 1
         sums.skipped_in_row = 0
         sums.metrics = {k: sums.metrics.get(k, 0.0) + v for k, v in values.items()}
+        sums.target_tokens += int(values["tokens"])
         sums.ideal += ideal
         sums.used += sum(int(np.sum(ids != PAD)) for ids in (batch.target_out, batch.source))
         sums.slots += np.size(batch.target_out) + np.size(batch.source)
@@ -164,6 +166,7 @@ class Meter:
             **means,
             lr=self._rate(step),
             tokens_per_s=sums.metrics["tokens"] / elapsed,
+            target_tokens=sums.target_tokens,
             **({"mfu": sums.ideal / elapsed} if sums.ideal else {}),
             padding=1 - sums.used / sums.slots,
             **({"skipped": sums.skipped} if sums.skipped else {}),
@@ -171,7 +174,8 @@ class Meter:
             drawn=sums.drawn,
         )
         self._since = time.monotonic()
-        self._sums = Sums(skipped=sums.skipped, skipped_in_row=sums.skipped_in_row)
+        carried = {"target_tokens", "skipped", "skipped_in_row"}
+        self._sums = Sums(**{name: getattr(sums, name) for name in carried})
 
     def _sum_seconds(self) -> float:
         """Returns the seconds that the summed steps have taken."""

@@ -265,7 +265,7 @@ def _mixture(record: Record) -> list[str]:
 
 _FORMATTED = (
     *("kind", "step", "epoch", "done", "seconds_left", "minutes"),
-    *("loss", "tokens_per_s", "mfu", "padding", "lr", "grad_norm", "pairs"),
+    *("loss", "tokens_per_s", "target_tokens", "mfu", "padding", "lr", "grad_norm", "pairs"),
 )
 
 
