@@ -9,7 +9,7 @@ INSTALLED := .venv/.installed
 # Compilation uses one core; a file's tests share what they compile.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k recipes attention attention-kinds layers windows remat devices faults scaling real-sizes gpu bench-decode readme docs clean
+.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k multi30k-fr multi30k-seeds recipes attention attention-kinds layers windows remat devices faults scaling real-sizes gpu bench-decode readme docs clean
 
 help:
 	@echo "make quickstart        train on the built-in corpus (about 5 minutes) and translate"
@@ -19,6 +19,8 @@ help:
 	@echo "make ci-long           the notebook and a short run from end to end"
 	@echo "make fingerprint       print digests of trained parameters, to compare before and after a refactoring"
 	@echo "make multi30k          train and evaluate on Multi30k (about an hour), results/multi30k_en_de.json"
+	@echo "make multi30k-fr       the same from English to French, results/multi30k_en_fr.json"
+	@echo "make multi30k-seeds    train three seeds of the recipe and of the one before (11 hours)"
 	@echo "make attention-kinds   train nine kinds of attention on Multi30k (about 90 minutes)"
 	@echo "make attention         measure the attention kernels and PyTorch's (about 20 minutes)"
 	@echo "make recipes           train latent attention and its baselines (5 minutes), results/recipes.json"
@@ -74,6 +76,17 @@ multi30k: $(INSTALLED)
 	  --config.data.train $(MULTI30K)/train.en.gz,$(MULTI30K)/train.de.gz \
 	  --config.data.dev $(MULTI30K)/val.en.gz,$(MULTI30K)/val.de.gz
 	$(PY) -m tools.multi30k --run runs/multi30k_en_de --data $(MULTI30K)
+	$(MAKE) readme
+
+multi30k-fr: $(INSTALLED)
+	$(RUN) train --config=configs/multi30k_en_de.py --run=runs/multi30k_en_fr \
+	  --config.data.train $(MULTI30K)/train.en.gz,$(MULTI30K)/train.fr.gz \
+	  --config.data.dev $(MULTI30K)/val.en.gz,$(MULTI30K)/val.fr.gz
+	$(PY) -m tools.multi30k --run runs/multi30k_en_fr --data $(MULTI30K) --language fr
+	$(MAKE) readme
+
+multi30k-seeds: $(INSTALLED)
+	$(PY) -m tools.seeds --data $(MULTI30K)
 	$(MAKE) readme
 
 # BEFORE: a checkout of another commit and a run that it reads, whose `translate` is timed, too.

@@ -1,6 +1,6 @@
 """Compares nine kinds of attention in the same tiny model on Multi30k: `make attention-kinds`.
 
-All else is as in configs/multi30k_en_de.py, with fewer steps. Each kind has a run of its own, so
+All else is as in `multi30k.first_recipe`, with fewer steps. Each kind has a run of its own, so
 that the same command continues where it was stopped. Writes results/attention_kinds.json and .svg.
 """
 
@@ -20,11 +20,12 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from tools import gradient_noise
+from tools.multi30k import TEST, corpus, first_recipe
 from transformer_jax import plot
 from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.benchmark import results
 from transformer_jax.benchmark.timing import time_in_turns, timer
-from transformer_jax.config import AttentionConfig, Config, differences, load_config_file, to_json
+from transformer_jax.config import AttentionConfig, Config, differences, to_json
 from transformer_jax.decoding.evaluation import score
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.models.make import count_parameters
@@ -34,14 +35,12 @@ from transformer_jax.parallel.program_cache import cache_programs
 from transformer_jax.runs import checkpoint
 from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import EOS, PAD
-from transformer_jax.text.corpus import Corpus
 from transformer_jax.training import reporters as reporting
 from transformer_jax.training import trainer as loop
 from transformer_jax.training.setup import Setup, init_fn, prepare, update_fn
 from transformer_jax.types import Batch
 
 FOLDER = Path("runs/attention_kinds")
-TEST = "test_2016_flickr"
 STEPS = 2000
 LAYER = 3  # the last one, where a sampled choice changes the prediction of its own token only
 SAMPLES = 9
@@ -66,18 +65,12 @@ KINDS: dict[str, dict[str, Any]] = {
 head of keys and values."""
 
 
-def files(data: Path, name: str) -> str:
-    """Returns the name of a corpus of Multi30k in the folder `data`."""
-    return f"{data}/{name}.en.gz,{data}/{name}.de.gz"
-
-
 def config_of(changes: dict[str, Any], data: Path) -> Config:
     """Returns the config of Multi30k with a changed model, evaluated once, after `STEPS`."""
-    base = load_config_file("configs/multi30k_en_de.py")
+    base = first_recipe(data)
     return replace(
         base,
         model=replace(base.model, **changes),
-        data=replace(base.data, train=(files(data, "train"),), dev=(files(data, "val"),)),
         optimizer=replace(base.optimizer, decay_steps=STEPS),
         train=replace(base.train, steps=STEPS, evaluate_every=STEPS),
     )
@@ -170,7 +163,7 @@ def main() -> None:
     cache_programs()
     configs = {label: config_of(changes, data) for label, changes in KINDS.items()}
     runs = {label: train(config, FOLDER / label) for label, config in configs.items()}
-    test = list(Corpus(files(data, TEST)).pairs())
+    test = list(corpus(data, TEST).pairs())
     setup = prepare(configs["soft"], runs["soft"])
     batch = fullest_batch(setup)
     speeds = speed(setup, configs, batch)
@@ -186,10 +179,10 @@ def main() -> None:
         "search": dataclasses.asdict(configs["soft"].decode),
         "batch": [*np.shape(batch.source), np.shape(batch.target_out)[1]],  # rows, source, target
         "config": to_json(configs["soft"]),
-        "data_digests": {n: Corpus(files(data, n)).digest for n in ("train", "val", TEST)},
+        "data_digests": {n: corpus(data, n).digest for n in ("train", "val", TEST)},
     }
     print(results.write("attention_kinds", "make attention-kinds", found))
-    pair = next(iter(Corpus(files(data, "val")).pairs()))
+    pair = next(iter(corpus(data, "val").pairs()))
     plot.save(picture(runs, pair), results.FOLDER / "attention_kinds.svg")
 
 

@@ -15,16 +15,14 @@ from transformer_jax.config import Config
 from transformer_jax.runs import run
 from transformer_jax.runs.run import Run
 
-FOLDER = Path("runs")
 
-
-def train_all(configs: dict[str, Config], folder: Path = FOLDER) -> dict[str, Run]:
-    """Trains each config in FOLDER/NAME, with a log beside it, and returns the runs by name.
+def train_all(configs: dict[str, Config], folder: Path) -> dict[str, Run]:
+    """Trains each config in `folder`/NAME, with a log beside it, and returns the runs by name.
 
     A run on one core is slower than on two, but two runs side by side are faster than one after the
     other. After SIGINT or SIGTERM each run is saved. SystemExit: a training has failed.
     """
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     running: dict[str, subprocess.Popen[bytes]] = {}
 
