@@ -55,6 +55,13 @@ def first_recipe(folder: Path, seed: int = 0) -> Config:
     return _of(config, folder, "de", seed)
 
 
+def shortened(config: Config) -> Config:
+    """Returns the config with a third of its steps, for studies that compare many runs."""
+    steps = (config.train.steps or 0) // 3
+    optimizer = replace(config.optimizer, decay_steps=steps)
+    return replace(config, optimizer=optimizer, train=replace(config.train, steps=steps))
+
+
 def _of(config: Config, folder: Path, language: str, seed: int) -> Config:
     names = {part: (corpus(folder, part, language).name,) for part in ("train", "val")}
     return replace(

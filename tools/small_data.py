@@ -1,0 +1,124 @@
+"""Trains on 3,000, 10,000 and 29,000 pairs of Multi30k, and with back-translation.
+
+    python -m tools.small_data --data ../shared/data/multi30k
+
+Each run has a third of the steps of the recipe. Models from German to English, trained on the same
+few pairs, translate the German sides of the pairs that are left out; half of the pairs that
+training then draws are those. Writes results/small_data.json and .svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tools.campaign import train_all
+from tools.measured import measure
+from tools.multi30k import TEST, corpus, recipe, shortened
+from transformer_jax import plot
+from transformer_jax.allocator import restart_with_allocator
+from transformer_jax.benchmark import results
+from transformer_jax.config import Config
+from transformer_jax.files import write_whole
+from transformer_jax.parallel.program_cache import cache_programs
+from transformer_jax.runs.run import Run
+from transformer_jax.text.corpus import Corpus, Pair
+
+FEW = (3_000, 10_000)
+FOLDER = Path("runs/small")
+SMALLER = {3_000: 1_000, 10_000: 2_000}
+"""Vocabulary that is also tried, by number of pairs."""
+
+
+def write_pairs(path: Path, pairs: list[Pair]) -> str:
+    """Writes a corpus, if it is not there, and returns its name."""
+    if not path.exists():
+        with write_whole(path) as file:
+            file.writelines(f"{source}\t{target}\n" for source, target in pairs)
+    return str(path)
+
+
+def configs_without(data: Path, pairs: list[Pair]) -> dict[str, Config]:
+    """Returns the configs that need no back-translation, and writes their corpora."""
+    full = shortened(recipe(data))
+    found = {"recipe_29000": full}
+    for count in FEW:
+        few = write_pairs(FOLDER / f"{count}.tsv", pairs[:count])
+        config = replace(full, data=replace(full.data, train=(few,)))
+        smaller = replace(full.tokenizer, vocabulary=SMALLER[count])
+        found[f"recipe_{count}"] = config
+        found[f"smaller_{count}"] = replace(config, tokenizer=smaller)
+        found[f"reverse_{count}"] = _reversed(config, data, pairs[:count])
+    return found
+
+
+def _reversed(config: Config, data: Path, pairs: list[Pair]) -> Config:
+    """Returns the config of the other direction."""
+    few = [(target, source) for source, target in pairs]
+    dev = [(target, source) for source, target in corpus(data, "val").pairs()]
+    names = (
+        (write_pairs(FOLDER / f"{len(few)}.de-en.tsv", few),),
+        (write_pairs(FOLDER / "val.de-en.tsv", dev),),
+    )
+    return replace(config, data=replace(config.data, train=names[0], dev=names[1]))
+
+
+def with_back_translation(config: Config, count: int, pairs: list[Pair]) -> Config:
+    """Returns the config with the pairs that the reverse run makes of the rest of the German."""
+    text, made = FOLDER / f"{count}.rest.de", FOLDER / f"{count}.back.tsv"
+    (few,) = config.data.train
+    if not made.exists():
+        with write_whole(text) as file:
+            file.writelines(f"{target}\n" for _, target in pairs[count:])
+        command = (sys.executable, "-m", "transformer_jax.cli.main", "back-translate")
+        options = (f"--run={FOLDER / f'reverse_{count}'}", f"--text={text}", f"--pairs={few}")
+        subprocess.run((*command, *options, f"--output={made}"), check=True)
+    data = replace(config.data, train=(few, str(made)), weights=(1.0, 1.0))
+    return replace(config, data=data)
+
+
+def rows(data: Path, runs: dict[str, Run]) -> dict[str, dict[str, Any]]:
+    """Returns the scores of each run from English to German."""
+    dev, test = corpus(data, "val"), corpus(data, TEST)
+    return {
+        name: measure(run, dev, test, "de")[0]
+        for name, run in runs.items()
+        if not name.startswith("reverse")
+    }
+
+
+def panels(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """Returns the curves of the picture: BLEU over the number of pairs, by way of training."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for name, values in found.items():
+        way, _, count = name.partition("_")
+        curves.setdefault(way, []).append((int(count), values["bleu_cased_13a"]))
+    return {"BLEU": {way: sorted(points) for way, points in curves.items()}}
+
+
+def main() -> None:
+    """Reads --data, trains, and writes the result file and the picture."""
+    restart_with_allocator()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    data = parser.parse_args().data
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    pairs = list(Corpus(recipe(data).data.train[0]).pairs())
+    random.Random(0).shuffle(pairs)
+    configs = configs_without(data, pairs)
+    runs = train_all(configs, FOLDER)
+    more = {f"back_{n}": with_back_translation(configs[f"recipe_{n}"], n, pairs) for n in FEW}
+    runs |= train_all(more, FOLDER)
+    cache_programs()
+    found = rows(data, runs)
+    plot.save(plot.scaling(panels(found), x="pairs"), results.FOLDER / "small_data.svg")
+    print(results.write("small_data", "make small-data", {"rows": found}))
+
+
+if __name__ == "__main__":
+    main()
