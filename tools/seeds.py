@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from transformer_jax.runs.run import Run
 
 SEEDS = (0, 1, 2)
 RECIPES = {"recipe": recipe, "first": first_recipe}
-SCORES = ("bleu_lower_tokenised", "bleu_cased_13a", "chrf", "val_bleu", "minutes")
+SCORES: tuple[str, ...] = ("bleu_lower_tokenised", "bleu_cased_13a", "chrf", "val_bleu", "minutes")
 
 
-def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
+def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Returns the mean and the standard deviation of each score over the seeds."""
     found = {}
     for name in SCORES:
