@@ -87,12 +87,14 @@ def flush_to_disk(path: AnyPath) -> None:
 
 
 @contextmanager
-def named(path: AnyPath) -> Iterator[None]:
-    """Names `path` in an OSError that names no file, such as that of a full disk."""
+def named(path: AnyPath, temporary: Path | None = None) -> Iterator[None]:
+    """Names `path` in an OSError that names no file, such as that of a full disk, or `temporary`,
+    in place of which it is written."""
+    unnamed = (None, temporary and os.fspath(temporary))
     try:
         yield
     except OSError as error:
-        if error.errno is not None and error.filename is None:  # not one with a text of its own
+        if error.errno is not None and error.filename in unnamed:  # not one with a text of its own
             error.filename = os.fspath(path)
         raise
 
@@ -112,7 +114,7 @@ def write_whole(path: AnyPath) -> Iterator[IO[str]]:
     # Not by the number of the process, which another container may have, too.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with named(path), temporary.open("w", encoding="utf-8") as file:
+        with named(path, temporary), temporary.open("w", encoding="utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from tyro.conf import UseAppendAction, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
 from transformer_jax.benchmark.settings import AttentionBenchmark, DType, MaskName
 from transformer_jax.errors import UserError
@@ -202,6 +202,21 @@ class Align(PairOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Attention(SearchOptions):
+    """Write an HTML page that shows how a model attends to a sentence and its translation.
+
+    transformer-jax attention --run=runs/quickstart -o view.html "The old teacher buys a book."
+    """
+
+    sentence: Annotated[str, Positional]
+    """Text of the source."""
+    target: Annotated[str | None, arg(metavar="TEXT")] = None
+    """Text of the target; default: the translation."""
+    output: Annotated[str, arg(metavar="FILE", aliases=["-o"])]
+    """Page to write, which needs no network."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Average(Options):
     """Average the parameters of several checkpoints into a new run.
 
@@ -283,6 +298,7 @@ COMMANDS: dict[str, type[Options]] = {
     "evaluate": Evaluate,
     "score": Score,
     "align": Align,
+    "attention": Attention,
     "average": Average,
     "export": Export,
     "inspect": Inspect,

@@ -1,0 +1,59 @@
+"""All attention weights of a trained model for a sentence and its translation."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from transformer_jax.decoding.trained import TrainedModel
+from transformer_jax.errors import UserError
+from transformer_jax.models.quantization import dequantize
+from transformer_jax.special_ids import EOS
+from transformer_jax.types import Batch
+
+ATTENTIONS = {
+    "encoder": r"encoder/(\d+)/self_attention",
+    "decoder": r"decoder/(\d+)/self_attention",
+    "cross": r"decoder/(\d+)/cross_attention",
+}
+"""The model's attentions, with the names of their layers in `ModelOutput.weights`."""
+
+
+class SentenceWeights(NamedTuple):
+    """The attention weights for one pair of sentences."""
+
+    source: list[str]  # its pieces, with the end symbol
+    inputs: list[str]  # what the decoder reads: the start symbol and the target's pieces
+    outputs: list[str]  # what it predicts from them: the target's pieces and the end symbol
+    layers: dict[str, dict[int, Float[np.ndarray, "N T S"]]]  # by attention and layer
+
+
+def attention_weights(model: TrainedModel, source: str, target: str) -> SentenceWeights:
+    """Returns the weights with which a model, or the first of an ensemble, reads a pair.
+
+    Both sentences are cut to the greatest length of the model. UserError: the source is blank, or
+    no layer computes weights.
+    """
+    tokenizers, config = model.tokenizers, model.model.config
+    ids = model.encode(source, 1)
+    if not ids:
+        raise UserError("the sentence is blank; give one with words")
+    outputs = [*tokenizers.target.encode(target)[: model.max_length - 1], EOS]
+    inputs = [config.decoder_start_id, *outputs[:-1]]
+    batch = Batch(*(np.array([row], np.int32) for row in (ids, inputs, outputs)))
+    network = model.model.clone(kernel="reference", shards=1)  # the kernel that computes weights
+    params = dequantize(jax.tree.map(np.asarray, model.params))
+    found: Any = jax.jit(network.apply)({"params": params}, jax.tree.map(jax.numpy.asarray, batch))
+    layers: dict[str, dict[int, np.ndarray]] = {}
+    for attention, pattern in ATTENTIONS.items():
+        for name, weights in found.weights.items():
+            if match := re.fullmatch(pattern, name):
+                layers.setdefault(attention, {})[int(match[1])] = np.asarray(weights[0])
+    if not layers:
+        raise UserError("no layer of the model computes attention weights")
+    pieces = tokenizers.source.pieces(ids), tokenizers.target.pieces(outputs)
+    return SentenceWeights(pieces[0], tokenizers.target.pieces(inputs), pieces[1], layers)
