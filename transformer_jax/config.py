@@ -341,7 +341,7 @@ class DataConfig(_Section):
     weights: tuple[float, ...] | None = None
     """Weight of each corpus to train on: the fraction of all pairs that are drawn from it. Small
     corpora are repeated and large ones used in part in an epoch, which has as many pairs as all of
-    them. None: each pair once an epoch."""
+    them together, but for those of weight 0. None: each pair once an epoch."""
     temperature: float | None = None
     """In place of weights: a corpus of N pairs is drawn in proportion to N^(1 / temperature). 1: as
     often as it has pairs; larger: small corpora more often."""

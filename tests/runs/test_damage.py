@@ -106,6 +106,26 @@ def test_a_checkpoint_of_a_newer_version_is_not_stepped_over(copied: Run, setup:
         restored(copied, setup)
 
 
+@pytest.mark.parametrize("step", [8, 12])
+def test_a_lost_manifest_is_named_whichever_checkpoint_it_is_of(
+    step: int, copied: Run, setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The checkpoint may be the best one. It is kept, since its other files are good."""
+    lost = copied.checkpoints / f"{step:08d}"
+    (lost / "manifest.json").unlink()
+    named = f"checkpoint {step} in .*: manifest.json is missing; restore it, delete {lost}, or name"
+    for read in (copied.best_step, copied.newest_steps, copied.params):
+        with pytest.raises(UserError, match=named):
+            read()
+    assert restored(copied, setup) is not None
+    (said,) = caplog.messages
+    assert "manifest.json is missing" in said
+    assert said.endswith("continuing from the checkpoint before it" if step == 12 else "as it is")
+    with checkpoint.Checkpoints(copied.checkpoints, keep=3):
+        pass
+    assert (lost / "progress.json").exists()
+
+
 def test_a_run_that_has_lost_its_checkpoints_says_that_it_starts_anew(
     copied: Run, setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 import pytest
 from object_store import Bucket
@@ -88,6 +88,28 @@ def test_without_locks_the_holder_gives_signs_of_life(
         assert "waiting up to 1 seconds for a sign of life" in caplog.text
     assert not (without_locks / lock.NAME).exists()
     assert all(thread.name != "lock" for thread in threading.enumerate())
+
+
+def test_without_locks_a_holder_that_was_suspended_ends(
+    without_locks: AnyPath, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another process has taken the lock meanwhile, and keeps it."""
+    ended = threading.Event()
+
+    def end(status: int) -> NoReturn:
+        assert status == 2
+        ended.set()
+        raise RuntimeError
+
+    monkeypatch.setattr(lock, "end_now", end)
+    other = b"a process on another machine since today\n7"
+    with locked(without_locks):
+        (without_locks / lock.NAME).write_bytes(other)
+        assert ended.wait(10)
+    assert (without_locks / lock.NAME).read_bytes() == other
+    for line in capsys.readouterr().err.splitlines():
+        assert "is in use by a process on another machine since today; wait for" in line
+        assert line.endswith("this process has lost the run")
 
 
 def test_without_locks_a_dead_holder_is_noticed(without_locks: AnyPath) -> None:

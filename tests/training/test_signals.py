@@ -16,6 +16,7 @@ from training_process import WHILE_SAVING, assert_same, begin, wait_for
 
 from transformer_jax.config import Config
 from transformer_jax.runs import checkpoint, run
+from transformer_jax.training import setup
 from transformer_jax.training.trainer import train
 
 needs_main_thread = pytest.mark.skipif(
@@ -85,6 +86,32 @@ def test_a_signal_stops_compilation_at_once(
     if n > 2:
         whole = finished if shapes == 1 else train(config, tmp_path / "whole")
         assert_same(train(config, tmp_path / "r"), whole)
+
+
+@needs_main_thread
+def test_a_signal_stops_tracing_at_once(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python code, which runs until it is given up, as compilation does."""
+    released, given_up = threading.Event(), []
+
+    def stuck(*arguments: Any) -> Any:
+        def loss(*_: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGTERM)
+            given_up.append(released.wait(100))
+            raise ValueError
+
+        return loss
+
+    monkeypatch.setattr(setup, "loss_fn", stuck)
+    with pytest.raises(SystemExit) as caught:
+        train(tiny_config, tmp_path / "r")
+    assert caught.value.code == 143
+    released.set()
+    for thread in threading.enumerate():
+        if thread.name == "compile":
+            thread.join()
+    assert given_up == [True]
 
 
 WHILE_COMPILING = """

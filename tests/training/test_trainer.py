@@ -1,5 +1,6 @@
 """Training from text to run folder: continuing, refusing, stopping."""
 
+import itertools
 import json
 import os
 import re
@@ -171,6 +172,17 @@ def test_mixed_corpora_are_shown_and_resumed(tiny_config: Config, tmp_path: Path
         made = train(again, tmp_path / "again")
     assert records(made) == found
     assert same(made, whole, 12)
+
+
+@pytest.mark.long
+def test_a_corpus_that_is_named_twice_is_counted_whole(tiny_config: Config, tmp_path: Path) -> None:
+    (name,) = tiny_config.data.train
+    options = replace(tiny_config.data, train=(name, name), weights=(1.0, 1.0), dev=())
+    short = replace(tiny_config.train, steps=2)
+    once = train(replace(tiny_config, data=options, train=short), tmp_path / "r")
+    counted = sum(record["pairs"][name] for record in records(once))
+    loaded = itertools.islice(setup.prepare(once.config).loader.batches(0), 2)
+    assert counted == sum(sum(each.drawn) for each in loaded)
 
 
 @pytest.mark.long
@@ -388,7 +400,18 @@ def test_a_run_stopped_before_its_first_checkpoint_begins_with_the_same_weights(
     assert checkpoint.steps(tmp_path / "r" / "checkpoints") == []
     with pytest.raises(UserError, match=rf"give --init-from={finished.folder} again"):
         train(tiny_config, tmp_path / "r")
+    moved = shutil.copytree(finished.folder, tmp_path / "moved")
+    other = partial(train, tiny_config, init_from=moved)
+    with pytest.raises(RuntimeError):
+        other(tmp_path / "r", reporters=[kill])
+    shutil.rmtree(moved / "checkpoints" / f"{finished.best_step():08d}")
+    with pytest.raises(UserError, match=rf"are not those that run .* with, of {finished.folder}, "):
+        other(tmp_path / "r")
     assert same(begin(tmp_path / "r"), begin(tmp_path / "whole"), 12)
+    with pytest.raises(RuntimeError):
+        train(tiny_config, tmp_path / "random", reporters=[kill])
+    with pytest.raises(UserError, match=r"--init-from=.*: run .*random has begun without it"):
+        begin(tmp_path / "random")
 
 
 @pytest.mark.long

@@ -39,7 +39,7 @@ from orbax.checkpoint import type_handlers
 
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, files_below, remove_folder, write_whole
-from transformer_jax.json_text import parse_json
+from transformer_jax.json_text import json_digest, parse_json
 from transformer_jax.parallel.processes import broadcast, is_coordinator, wait_for_all
 from transformer_jax.runs import manifest
 from transformer_jax.runs.upgrade import upgrade
@@ -213,19 +213,29 @@ def steps(folder: AnyPath) -> list[int]:
 
 
 def without_manifest(folder: AnyPath) -> list[AnyPath]:
-    """Returns the checkpoints that have lost their manifests and would be the newest ones.
+    """Returns the checkpoints that have lost their manifests, ascending.
 
     They are known on a disk only, where a checkpoint has its final name once it is whole.
     """
     if not isinstance(folder, Path):
         return []
-    newest = max(steps(folder), default=-1)
-    names = [path for path in folder.glob("*") if path.name.isdigit() and int(path.name) > newest]
-    return sorted(path for path in names if not (path / manifest.NAME).exists())
+    named = [path for path in folder.glob("*") if path.name.isdigit()]
+    return sorted(path for path in named if not (path / manifest.NAME).exists())
+
+
+def require_manifests(folder: AnyPath) -> None:
+    """UserError: a checkpoint has lost its manifest, which says whether it is the best one."""
+    for path in without_manifest(folder):
+        raise UserError(
+            f"{manifest.describe(path)}: {manifest.NAME} is missing; restore it, delete "
+            f"{path}, or name the step of another checkpoint"
+        )
 
 
 def best_step(folder: AnyPath) -> int | None:
-    """Returns the last step that was saved as the best. UserError: a manifest is damaged."""
+    """Returns the last step that was saved as the best. UserError: a manifest is damaged, or
+    missing."""
+    require_manifests(folder)
     newest_first = reversed(_whole(folder).items())
     return next((step for step, path in newest_first if manifest.read(path).best), None)
 
@@ -270,6 +280,13 @@ def progress(folder: AnyPath, step: int) -> dict[str, Any]:
     except UserError as error:
         raise UserError(f"{manifest.describe(path)}: {_PROGRESS}: {error}") from error
     return upgrade(version, "progress", values)
+
+
+def digest(folder: AnyPath, step: int, tree: str) -> str:
+    """Returns the SHA-256 of the names and the contents of a tree's files. UserError: its manifest
+    is damaged, or there is no such step."""
+    files = manifest.read(_find(folder, step)).files
+    return json_digest({name: file for name, file in files.items() if name.startswith(f"{tree}/")})
 
 
 def average(folder: AnyPath, steps: Sequence[int]) -> Params:

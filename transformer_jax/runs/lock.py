@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from typing import IO
 
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, write_whole
+from transformer_jax.parallel.processes import end_now
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +103,8 @@ def _beating(folder: AnyPath) -> Iterator[None]:
     def beat() -> None:
         while not released.wait(BEAT):
             with suppress(Exception):  # the next one may arrive
+                if (found := _read(path)) and not found.startswith(holder):
+                    _give_up(_held(folder, found))
                 write()
 
     _wait_until_stale(folder, path)
@@ -115,7 +119,15 @@ def _beating(folder: AnyPath) -> Iterator[None]:
     finally:
         released.set()
         thread.join()
-        path.unlink(missing_ok=True)
+        if _read(path).startswith(holder):
+            path.unlink(missing_ok=True)
+
+
+def _give_up(error: UserError) -> None:
+    """Ends the process: another one has taken the lock of a holder that gave no sign for long, such
+    as a process that was suspended, and may be writing to the run already."""
+    print(f"transformer-jax: error: {error}; this process has lost the run", file=sys.stderr)
+    end_now(2)
 
 
 def _wait_until_stale(folder: AnyPath, path: AnyPath) -> None:

@@ -77,7 +77,11 @@ class Run:
         return self.folder / "checkpoints"
 
     def best_step(self) -> int:
-        """Returns the step of the best checkpoint, or else of the last. UserError: none exists."""
+        """Returns the step of the best checkpoint, or else of the last.
+
+        UserError: none exists, or one has lost its manifest.
+        """
+        checkpoint.require_manifests(self.checkpoints)
         steps = checkpoint.steps(self.checkpoints)
         if not steps:
             raise UserError(f"run {self.folder}: has no whole checkpoint yet; train it further")
@@ -93,7 +97,11 @@ class Run:
             )
 
     def newest_steps(self) -> list[int]:
-        """Returns the steps of the newest checkpoints, ascending, without an older best one."""
+        """Returns the steps of the newest checkpoints, ascending, without an older best one.
+
+        UserError: one has lost its manifest.
+        """
+        checkpoint.require_manifests(self.checkpoints)
         return checkpoint.steps(self.checkpoints)[-self.config.train.keep :]
 
     def params(self, step: int | None = None, like: Any = None) -> Params:

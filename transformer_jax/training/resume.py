@@ -60,30 +60,45 @@ def provenance(corpora: Corpora, source: Run | None, order: int) -> dict[str, An
     """Returns the provenance of a run: versions of packages and of the order of the pairs, digests
     of the corpora, and the run whose parameters it starts with."""
     digests = {"data_digests": corpora.digests(), "file_digests": corpora.file_digests()}
-    begins = {} if source is None else {"init_from": {"run": str(source.folder)}}
+    begins = {} if source is None else {"init_from": _start(source)}
     return {"versions": run.versions(), "order": order} | digests | begins
 
 
 def source_of_params(old: Run | None, init_from: epath.PathLike | None) -> Run | None:
     """Returns the run whose parameters training starts with, or None.
 
-    old: the run to continue, without checkpoints. UserError: it was to start with the parameters of
-    a run that is not given any more, which would be replaced by random ones.
+    old: the run to continue, without checkpoints. UserError: it was to start with other parameters.
     """
-    if old is not None:
-        if "init_from" not in old.provenance:
-            return None
-        if init_from is None:
-            name = old.provenance["init_from"]["run"]
-            raise UserError(
-                f"run {old.folder}: has no checkpoint yet, and starts with the parameters of "
-                f"another run; give --init-from={name} again"
-            )
+    begun = None if old is None else old.provenance.get("init_from")
+    if begun is not None and init_from is None:
+        raise UserError(
+            f"run {old and old.folder}: has no checkpoint yet, and starts with the parameters of "
+            f"another run; give --init-from={begun['run']} again"
+        )
     if init_from is None:
         return None
+    if old is not None and begun is None:
+        raise UserError(
+            f"--init-from={init_from}: run {old.folder} has begun without it; leave it out, or "
+            "name another folder"
+        )
     source = run.load(init_from)
     source.require_float32()
+    now = _start(source)
+    if begun is not None and begun.get("params", now["params"]) != now["params"]:
+        raise UserError(
+            f"--init-from={init_from}: the parameters of its step {now['step']} are not those that "
+            f"run {old and old.folder} starts with, of {begun['run']}, step {begun['step']}; give "
+            "those, or name another folder"
+        )
     return source
+
+
+def _start(source: Run) -> dict[str, Any]:
+    """Returns what identifies the parameters of a run that another one starts with."""
+    step = source.best_step()
+    params = checkpoint.digest(source.checkpoints, step, "weights")
+    return {"run": str(source.folder), "step": step, "params": params}
 
 
 def require_same_data(old: Run, found: dict[str, Any]) -> None:
@@ -142,7 +157,9 @@ def restored(old: Run, setup: Setup) -> tuple[TrainState, Progress] | None:
         problem = f"{manifest.describe(path)}: {manifest.NAME} is missing"
         if not steps:
             raise UserError(f"{problem}, and no checkpoint is whole; name a new folder")
-        logger.warning("%s; continuing from the checkpoint before it", problem)
+        newest = manifest.step_of(path) > steps[-1]
+        left = "continuing from the checkpoint before it" if newest else "it is left as it is"
+        logger.warning("%s; %s", problem, left)
     for step in reversed(steps):
         try:
             trees = {

@@ -1,7 +1,7 @@
 """Requests that training stop when the process receives SIGINT or SIGTERM.
 
-Training stops between two steps, or before a program runs that it evaluates with. XLA cannot be
-interrupted while it compiles: it does so in a thread, which is abandoned.
+Training stops between two steps, or before a program runs that it evaluates with. Neither tracing
+nor XLA can be interrupted: a program is compiled in a thread, which is abandoned.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
 from transformer_jax.parallel.processes import end_now, maximum
+
+LOOK_SECONDS = 0.05
+"""Seconds between two looks for a signal while a program is compiled."""
 
 
 class Stopped(BaseException):
@@ -31,13 +34,6 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal = 0
         self._agreed = 0
-        self._at_once = False
-
-    def note(self, number: int) -> None:
-        """Takes note of a signal. Stopped: a program is being compiled."""
-        self.signal = number
-        if self._at_once:
-            raise Stopped
 
     def agreed(self, ask: bool = True) -> int:
         """Returns the signal that the processes know to have arrived in any of them, or 0.
@@ -74,27 +70,26 @@ class StopRequest:
         return run
 
     def _compile(self, function: Any, arguments: tuple[Any, ...]) -> None:
-        """Compiles a function, so that calling it does not, until a signal arrives."""
+        """Compiles a function, so that calling it does not, until a signal arrives.
+
+        The thread looks for a signal now and then. An exception from the handler of a signal could
+        be lost, since Python drops those that are raised while it finalizes an object.
+        """
         compiling: Future[Any] = Future()
 
         def compile() -> None:
             try:
-                compiling.set_result(lowered.compile())
+                compiling.set_result(function.lower(*arguments).compile())
             except Exception as error:
                 compiling.set_exception(error)
 
         thread = threading.Thread(target=compile, name="compile", daemon=True)
-        with suppress(Stopped):
-            self._at_once = True
-            try:
-                if not self.signal:
-                    lowered = function.lower(*arguments)
-                    thread.start()
-                    compiling.result()
-            finally:
-                self._at_once = False
-        if thread.is_alive() and self.signal:
-            atexit.register(_abandon, thread, 128 + self.signal)
+        thread.start()
+        while not self.signal:
+            if wait([compiling], timeout=LOOK_SECONDS).done:
+                compiling.result()
+                return
+        atexit.register(_abandon, thread, 128 + self.signal)
 
 
 def _abandon(thread: threading.Thread, status: int) -> None:
@@ -130,7 +125,7 @@ def stop_signals() -> Iterator[StopRequest]:
     def note(number: int, _: Any) -> None:
         for name, handler in old.items():
             signal.signal(name, _second(handler))
-        request.note(number)
+        request.signal = number
 
     if threading.current_thread() is not threading.main_thread():
         yield request

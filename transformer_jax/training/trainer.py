@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any, NamedTuple
@@ -280,7 +281,10 @@ class Trainer:
         def emit(step: int, drawn: Sequence[int], **values: Any) -> None:
             names = self.config.data.train
             if len(names) > 1:
-                values["pairs"] = dict(zip(names, drawn, strict=True))
+                pairs: Counter[str] = Counter()
+                for name, count in zip(names, drawn, strict=True):
+                    pairs[name] += count  # a corpus may be named twice
+                values["pairs"] = dict(pairs)
             share = self._share(step, progress)
             left = meter.seconds_left(share)
             self._report("train", step, done=share, seconds_left=left, **values)
