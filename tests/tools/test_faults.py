@@ -57,6 +57,7 @@ def test_a_run_that_a_signal_stops_is_compared(
     found = faults.signal_in(reference, signal.SIGTERM, phase, random.Random(0))
     assert found["mismatches"] == []
     assert found["status"] == 143
+    assert phase != "training" or found["saved"]
 
 
 def test_differences_are_noticed(finished: Run, tmp_path: Path) -> None:
@@ -95,9 +96,12 @@ def test_scalars_are_those_that_tensorboard_shows(tmp_path: Path) -> None:
 
 
 def test_broken_promises_are_named() -> None:
+    case = {"signal": "SIGTERM", "phase": "saving", "status": 143, "message": "step 4: stopped by"}
     signals = [
-        {"signal": "SIGTERM", "phase": "saving", "status": 143, "mismatches": []},
-        {"signal": "SIGINT", "phase": "saving", "status": 0, "mismatches": []},
+        case,
+        case | {"status": 0},
+        case | {"phase": "training", "saved": []},
+        case | {"phase": "saving, twice"},
     ]
     skipped = {"kind": "loss NaN", "skipped": [3], "said": [3], "counted": 1, "changed": []}
     skipped |= {"all": {"status": 2}}
@@ -122,7 +126,7 @@ def test_broken_promises_are_named() -> None:
         "disk_faults": [{"fault": "full", "status": 1}],
         "locks": found["locks"] | {"without_flock": {"taken": False}},
     }
-    assert len(list(faults.failures(broken))) == 6
+    assert len(list(faults.failures(broken))) == 8
 
 
 def test_phases_are_those_that_have_not_ended() -> None:
