@@ -254,6 +254,10 @@ def test_translations_as_json(
     assert message in error_line([*command[:-1], "--n-best=2"], capsys)
     prefix.write_text("neu\n")
     assert "line 2: has no prefix" in error_line([*command, f"--prefix={prefix}"], capsys)
+    prefix.write_text("\n" * 4)
+    whole = [*command, f"--prefix={prefix}", f"--output={tmp_path / 'out'}"]
+    assert "prefix: has more lines than the input" in error_line(whole, capsys)
+    assert not (tmp_path / "out").exists()
 
 
 def test_lines_before_a_damaged_one_are_translated(
@@ -395,6 +399,8 @@ def test_pairs_are_scored_and_aligned(
     scored = json.loads(capsys.readouterr().out.splitlines()[0])
     assert scored["tokens"] == first["tokens"]
     assert sum(scored["log_probs"]) == pytest.approx(first["log_prob"], abs=1e-4)
+    main(["score", run_option, run_option, pairs])  # an ensemble
+    assert capsys.readouterr().out.splitlines()[1] == "0.000000"
     main(["align", run_option, pairs])
     assert capsys.readouterr().out.splitlines() == [first["alignment"], "", last["alignment"]]
     main(["align", run_option, pairs, "--layer=0.1", "--pieces"])
@@ -426,6 +432,19 @@ BAD_OPTIONS = {
         "--config.decode.max-length=9",
     ],
     "no-such.txt: No such file": ["translate", "--input=no-such.txt"],
+    "decode.min_length=32: must be below model.max_length=32": [
+        "translate",
+        "--config.decode.min-length=32",
+    ],
+    "decode.suppress: must not hold the end symbol </s>": [
+        "translate",
+        "--config.decode.suppress",
+        "</s>",
+    ],
+    "--output=x.gz: is written as plain text; name it without .gz": [
+        "translate",
+        "--output=x.gz",
+    ],
 }
 
 

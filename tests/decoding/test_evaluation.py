@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_jax.decoding.evaluation import lower_tokenize, score
+from transformer_jax.decoding.evaluation import compare, lower_tokenize, score
 from transformer_jax.text.files import read_lines
 from transformer_jax.training.validation import corpus_loss
 
@@ -47,6 +47,12 @@ def test_the_unicode_form_of_either_side_makes_no_difference() -> None:
         assert found["exact"] == 1
         for metric in ("bleu", "chrf", "bleu_lower_tokenised"):
             assert found[metric] == pytest.approx(100)
+
+
+def test_equal_outputs_do_not_differ() -> None:
+    outputs = ["ein Hund läuft", "eine Katze schläft"] * 4
+    found = compare(outputs, outputs, ["ein Hund rennt", "eine Katze schläft"] * 4)
+    assert [found[name]["p_value"] for name in ("bleu", "chrf")] == [1.0, 1.0]
 
 
 def test_languages_that_moses_does_not_know_are_refused() -> None:

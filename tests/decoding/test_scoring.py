@@ -35,6 +35,11 @@ def test_scores_are_those_of_the_search(translator: Translator) -> None:
     assert all(score.log_prob < 0 for score in found[::2])
 
 
+def test_each_source_has_a_target(translator: Translator) -> None:
+    with pytest.raises(UserError, match="3 sources and 1 targets: must be as many"):
+        Scorer.like(translator)(LINES, ["rot"])
+
+
 def test_text_is_scored_with_its_end_symbol(translator: Translator) -> None:
     one, blank, other = Scorer.like(translator)(LINES, ["rot alt", "", ""])
     assert one.ids == (*translator.tokenizers.target.encode("rot alt"), EOS)

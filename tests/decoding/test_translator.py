@@ -55,6 +55,24 @@ def test_outputs_begin_with_their_prefix(finished: Run, changes: dict[str, Any])
         list(translator.stream(LINES, ["", "", "grün " * 100]))
 
 
+@pytest.mark.parametrize("devices", [1, 8])
+def test_lines_are_counted_once_they_are_translated(devices: int, finished: Run) -> None:
+    """By threads, and again and again on a mesh."""
+    mesh = make_mesh(devices=jax.devices()[:devices])
+    decode = DecodeConfig(beam=2, batch_tokens=128)
+    lines = [f"red {'blue ' * (i % 7)}" if i % 5 else "" for i in range(40)]
+    counts: list[int] = []
+    Translator.load(finished.folder, decode=decode, mesh=mesh).translate(lines, done=counts.append)
+    assert sum(counts) == len(lines)
+    assert len(counts) > 4
+
+
+def test_phrases_are_lists(finished: Run) -> None:
+    phrases: Any = ["neu"]
+    with pytest.raises(UserError, match="line 1: its phrases are a text; give a list of texts"):
+        Translator.load(finished.folder).translate(["new"], phrases=phrases)
+
+
 @pytest.mark.long
 def test_threads_may_share_a_translator(finished: Run) -> None:
     lines = [f"red {'blue ' * (i % 7)}" for i in range(48)]

@@ -209,3 +209,16 @@ def test_a_ctranslate2_folder_appears_whole(
     with pytest.raises(SystemExit):
         main([*command[:-1], f"--out={tmp_path / 'other'}"])
     assert [path.name for path in tmp_path.iterdir()] == ["exported"]
+
+
+def test_a_package_that_is_missing_is_named(
+    finished: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
+    command = ["export", f"--run={finished.folder}", "--format=stablehlo"]
+    line = error_line([*command, f"--out={tmp_path / 'x'}"], capsys)
+    assert line.endswith("flatbuffers: is not installed; pip install flatbuffers")
+    assert [*tmp_path.iterdir()] == []

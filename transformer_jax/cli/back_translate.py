@@ -40,11 +40,10 @@ def run(options: BackTranslate, arguments: ConfigArguments) -> None:
     number, written = 1, 0
     with share_errors(), text_output(path) as output, progress(options.text, path) as advance:
         for lines in stream(_windows(options.text, translator.tokenizers.source)):
-            for source, target in back_translate(translator, lines, number):
+            for source, target in back_translate(translator, lines, first=number, done=advance):
                 print(source, target, sep="\t", file=output)
                 written += 1
             number += len(lines)
-            advance(len(lines))
     if is_coordinator():
         left_out = number - 1 - written
         print(

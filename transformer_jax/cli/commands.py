@@ -104,7 +104,7 @@ class Translate(SearchOptions):
     short = ("alpha", "penalty", "n-best")
 
     beam: Annotated[int | None, arg(metavar="N")] = None
-    """Beam size; others: --config.decode."""
+    """Beam size; also --n-best, --penalty, --alpha."""
     input: str = "-"
     """Text file; -: standard input."""
     output: str = "-"
@@ -135,7 +135,15 @@ class BackTranslate(SearchOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(SearchOptions):
+class PairOptions(SearchOptions):
+    """Options of every command that reads pairs of lines with a trained model."""
+
+    data: Annotated[tuple[str, ...], arg(metavar="CORPUS")] = ()
+    """Corpora; default: the run's data.dev."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(PairOptions):
     """Score translations: BLEU and chrF with their signatures, loss and perplexity.
 
     transformer-jax evaluate --run=runs/quickstart --data grammar:test
@@ -143,8 +151,6 @@ class Evaluate(SearchOptions):
 
     short = ("penalty",)
 
-    data: Annotated[tuple[str, ...], arg(metavar="CORPUS")] = ()
-    """Corpora; default: the run's data.dev."""
     language: Annotated[str | None, arg(metavar="CODE")] = None
     """Target's code: adds tokenized BLEU."""
     beam: Annotated[str | None, arg(metavar="N,...")] = None
@@ -159,22 +165,6 @@ class Evaluate(SearchOptions):
     """Number of worst and of best ones to show."""
     json: bool = False
     """Print the scores as JSON."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairOptions(ProcessOptions, ModelOptions):
-    """Options of every command that reads pairs of lines with a trained model."""
-
-    takes_config = True
-
-    run: Annotated[str, arg(metavar="PATH")]
-    """Folder of the run."""
-    step: Annotated[int | None, arg(metavar="N")] = None
-    """Checkpoint; default: the best one."""
-    data: Annotated[tuple[str, ...], arg(metavar="CORPUS")] = ()
-    """Corpora; default: the run's data.dev."""
-    mesh: Annotated[tuple[str, ...], arg(metavar="AXIS=N")] = ()
-    """Mesh of devices, such as fsdp=4."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,7 @@ def _register(kind: str, config: Config) -> None:
 
 
 def load_translator(
-    options: SearchOptions | PairOptions,
+    options: SearchOptions,
     arguments: ConfigArguments,
     attended: Attended | None = None,
     **changes: Any,
@@ -108,10 +108,9 @@ def load_translator(
     """
     _require_search(arguments)
     join_processes(options)
-    folders = (options.run,) if isinstance(options.run, str) else options.run
-    loaded, *others = map(run.load, folders)
+    loaded, *others = map(run.load, options.run)
     if others and options.step is not None:
-        raise UserError(f"--step={options.step}: needs one --run, not {len(folders)}")
+        raise UserError(f"--step={options.step}: needs one --run, not {len(options.run)}")
     set_up(options.kind, loaded.config)
     changes = {name: value for name, value in changes.items() if value is not None}
     config = arguments.resolve(loaded.config)
@@ -178,6 +177,8 @@ def text_output(path: str) -> Iterator[IO[str]]:
         sys.stdout.flush()
         return
     file = local_path(path, "--output")
+    if path.endswith(".gz"):
+        raise UserError(f"--output={path}: is written as plain text; name it without .gz")
     if file.exists() and not file.is_file():
         with file.open("w", encoding="utf-8") as output:
             yield output

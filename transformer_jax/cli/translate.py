@@ -36,7 +36,7 @@ def run(options: Translate, arguments: ConfigArguments) -> None:
         progress(options.input, options.output) as advance,
     ):
         for lines, *given in stream(_windows(options)):
-            translations = translator.translate(lines, *given, first=number)
+            translations = translator.translate(lines, *given, first=number, done=advance)
             for line, translation in zip(lines, translations, strict=True):
                 text = translation.text
                 if options.json:
@@ -45,7 +45,6 @@ def run(options: Translate, arguments: ConfigArguments) -> None:
                 print(text, file=output)
                 number += 1
             output.flush()
-            advance(len(lines))
 
 
 def _windows(options: Translate) -> Iterator[tuple[Any, ...]]:
@@ -56,6 +55,9 @@ def _windows(options: Translate) -> Iterator[tuple[Any, ...]]:
         begins = None if prefixes is None else list(itertools.islice(prefixes, len(lines)))
         holds = None if phrases is None else itertools.islice(phrases, len(lines))
         yield lines, begins, None if holds is None else [text.split("\t") for text in holds]
+    for path, left in zip(files, (prefixes, phrases), strict=True):
+        if left is not None and next(left, None) is not None:
+            raise UserError(f"{path}: has more lines than the input; must have one for each")
 
 
 def _record(translator: Translator, line: str, translation: Translation) -> dict[str, Any]:

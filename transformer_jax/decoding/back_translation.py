@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 from transformer_jax.decoding.scoring import Scorer
 from transformer_jax.decoding.trained import TrainedModel
@@ -27,12 +28,12 @@ UNCOVERED = 0.2
 another language."""
 
 
-def back_translate(translator: Translator, lines: Sequence[str], first: int = 1) -> list[Pair]:
+def back_translate(translator: Translator, lines: Sequence[str], **options: Any) -> list[Pair]:
     """Returns (translation, line) for each line, but not where either of them is blank.
 
-    first: number of the first line, for messages and for samples.
+    options: those of `Translator.translate`.
     """
-    texts = [translation.text for translation in translator.translate(lines, first=first)]
+    texts = [translation.text for translation in translator.translate(lines, **options)]
     pairs = zip(texts, lines, strict=True)
     return [(text, line.replace("\t", " ")) for text, line in pairs if text and line.strip()]
 

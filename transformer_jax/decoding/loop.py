@@ -37,15 +37,24 @@ class Loop:
         self.phases = Phases(*map(_compiled_once, phases))
         self.threads, self.regroup = threads, regroup
 
-    def __call__(self, params: Sequence[Params], batches: Sequence[Lines]) -> list[list[Row]]:
-        """Returns the hypotheses of each line of each batch."""
-        work = _Work(self, params, batches)
+    def __call__(
+        self,
+        params: Sequence[Params],
+        batches: Sequence[Lines],
+        done: Callable[[int, int], None] = lambda batch, row: None,
+    ) -> list[list[Row]]:
+        """Returns the hypotheses of each line of each batch.
+
+        done: called with the batch and the row of each line once it is done, by one thread at a
+        time.
+        """
+        work = _Work(self, params, batches, done)
         if self.threads == 1:
             work.run()
         else:
             with ThreadPoolExecutor(self.threads, "search") as pool:
-                for done in [pool.submit(work.run) for _ in range(self.threads)]:
-                    done.result()
+                for thread in [pool.submit(work.run) for _ in range(self.threads)]:
+                    thread.result()
         rows = [np.shape(lines.source)[0] for lines in batches]
         return [[work.found[i, row] for row in range(count)] for i, count in enumerate(rows)]
 
@@ -76,8 +85,15 @@ class _Waiting(NamedTuple):
 class _Work:
     """What is left to search, shared by the threads of a loop."""
 
-    def __init__(self, loop: Loop, params: Sequence[Params], batches: Sequence[Lines]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        params: Sequence[Params],
+        batches: Sequence[Lines],
+        done: Callable[[int, int], None],
+    ) -> None:
         self.found: dict[tuple[int, int], Row] = {}
+        self._done = done
         self._loop, self._params, self._batches = loop, params, batches
         self._fresh = deque(range(len(batches)))
         self._waiting: dict[_Place, list[_Waiting]] = defaultdict(list)
@@ -168,8 +184,12 @@ class _Work:
             progress, done, hypotheses = phases.proceed(self._params, progress, few)
             done = np.asarray(done)[: len(task.rows)]
             arrays = [np.asarray(x) for x in hypotheses]
-            for i in np.flatnonzero(done):
-                self.found[tuple(task.rows[i].tolist())] = [x[i] for x in arrays]
+            with self._changed:
+                for i in np.flatnonzero(done):
+                    batch, row = task.rows[i].tolist()
+                    if (batch, row) not in self.found:
+                        self.found[batch, row] = [x[i] for x in arrays]
+                        self._done(batch, row)
             if done.all():
                 return None
             if self._loop.regroup:

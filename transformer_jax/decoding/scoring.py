@@ -66,8 +66,10 @@ class Scorer(TrainedModel):
         """Returns the score of each pair; that of two blank lines is 0.
 
         first: number of the first line, for messages. UserError: a target is too long, or its
-        source is blank.
+        source is blank, or there are more of one than of the other.
         """
+        if len(sources) != len(targets):
+            raise UserError(f"{len(sources)} sources and {len(targets)} targets: must be as many")
         pairs: list[tuple[list[int], list[int]]] = []
         for number, (source, target) in enumerate(zip(sources, targets, strict=True), first):
             ids, limit = self.tokenizers.target.encode(target), self.max_length - 1

@@ -142,10 +142,12 @@ class Translator(TrainedModel):
         phrases: Sequence[Sequence[str]] | None = None,
         *,
         first: int = 1,
+        done: Callable[[int], None] = lambda count: None,
     ) -> list[Translation]:
         """Returns the translations of one window of lines, as `stream` yields them.
 
-        first: number of the first line, for messages and for samples.
+        first: number of the first line, for messages and for samples. done: called again and again
+        with the number of lines that have been translated since, in any thread.
         """
         for name, given in (("prefix", prefixes), ("phrases", phrases)):
             if given is not None and len(given) < len(lines):
@@ -160,15 +162,18 @@ class Translator(TrainedModel):
             )
             for i, line in enumerate(lines)
         ]
-        found = self._find(requests, first)
+        found = self._find(requests, first, done)
         if self._scorer is not None:
             found = self._with_attention(self._scorer.with_params(self.params), requests, found)
         return [Translation(hypotheses) for hypotheses in found]
 
-    def _find(self, requests: Sequence[_Request], first: int) -> list[list[Hypothesis]]:
+    def _find(
+        self, requests: Sequence[_Request], first: int, done: Callable[[int], None]
+    ) -> list[list[Hypothesis]]:
         """Returns the hypotheses of each line of a window; `first` is the number of its first."""
         results = [[Hypothesis("", (), 0.0, 0.0)]] * len(requests)
         decode = self.config.decode
+        done(sum(not request.source for request in requests))
 
         def lines_of(shape: tuple[int, int], members: Sequence[int]) -> Lines:
             lines = self._lines([requests[i] for i in members], shape)
@@ -180,7 +185,11 @@ class Translator(TrainedModel):
 
         lengths = [len(request.source) for request in requests]
         batches = list(self._batches(lengths, decode.batch_tokens // decode.hypotheses))
-        found = self._loop(self.all_params, [lines_of(*batch) for batch in batches])
+
+        def done_with(batch: int, row: int) -> None:
+            done(int(row < len(batches[batch][1])))  # not with rows of padding
+
+        found = self._loop(self.all_params, [lines_of(*batch) for batch in batches], done_with)
         for (_, members), rows in zip(batches, found, strict=True):
             for index, arrays in zip(members, rows, strict=False):
                 results[index] = self._hypotheses(*arrays)
@@ -242,6 +251,15 @@ class Translator(TrainedModel):
         config, checked = self.config, self._checked or (lambda function: function)
         options = DETERMINISTIC if config.execution.deterministic else None
         suppressed = [self.tokenizers.target.find(piece) for piece in config.decode.suppress]
+        if EOS in suppressed:
+            raise UserError(
+                "decode.suppress: must not hold the end symbol </s>, which ends outputs"
+            )
+        least = config.decode.min_length
+        if least >= self.max_length:
+            raise UserError(
+                f"decode.min_length={least}: must be below model.max_length={self.max_length}"
+            )
         phases = make_phases(self.models, config.decode, suppressed)
         compiled = partial(compile_function, mesh=self.mesh, options=options)
         alone = self.mesh.size == 1
@@ -272,6 +290,8 @@ class Translator(TrainedModel):
 
         UserError: with the end symbol, they are longer than the output may be; outputs are sampled.
         """
+        if isinstance(texts, str):
+            raise UserError(f"line {number}: its phrases are a text; give a list of texts")
         phrases = [ids for text in texts if (ids := self.tokenizers.target.encode(text))]
         if phrases and self.config.decode.sample:
             raise UserError(f"line {number}: has phrases, which samples cannot hold; search")

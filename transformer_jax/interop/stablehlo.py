@@ -10,6 +10,7 @@ StableHLO's portable bytecode. Their first arguments are the arrays of `params.n
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from jax import export as jax_export
 
 from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.decoding.strategies import Lines, greatest_length, make_search
+from transformer_jax.errors import UserError
 from transformer_jax.models.make import make_model
 from transformer_jax.types import Params
 
@@ -74,6 +76,8 @@ def export(
         search = make_search([model], decode)
         return search([jax.tree.unflatten(tree, leaves)], Lines(source)).ids[:, 0]
 
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise UserError("flatbuffers: is not installed; pip install flatbuffers")
     rows, width = jax_export.symbolic_shape("rows, width")
     source = jax.ShapeDtypeStruct((rows, width), jnp.int32)
     shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
