@@ -9,7 +9,7 @@ INSTALLED := .venv/.installed
 # Compilation uses one core; a file's tests share what they compile.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k multi30k-fr multi30k-seeds recipes attention attention-kinds layers windows remat devices faults scaling real-sizes gpu bench-decode readme docs clean
+.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k multi30k-fr multi30k-seeds recipes attention attention-kinds layers windows remat devices faults scaling real-sizes million-lines gpu bench-decode readme docs clean
 
 help:
 	@echo "make quickstart        train on the built-in corpus (about 5 minutes) and translate"
@@ -34,6 +34,7 @@ help:
 	@echo "make real-sizes        plan the recipes of IWSLT14 and WMT14, results/real_sizes.json"
 	@echo "make gpu               test and measure on a GPU with PYTHON (at most 10 minutes), results/gpu.json"
 	@echo "make bench-decode      compare decoding with CTranslate2 and Hugging Face (half an hour), results/decode.json"
+	@echo "make million-lines     translate a million lines and measure the memory (15 minutes), results/million_lines.json"
 	@echo "make readme            update tables and figures from results/ and the code"
 
 # Runs only when a dependency has changed.
@@ -97,6 +98,11 @@ bench-decode: $(INSTALLED)
 	  ctranslate2 transformers sentencepiece
 	$(PY) -m tools.bench_decode --run runs/multi30k_en_de --data $(MULTI30K) \
 	  --peers .venv-peers/bin/python $(if $(BEFORE),--before $(BEFORE))
+	$(MAKE) readme
+
+million-lines: $(INSTALLED)
+	test -e runs/quickstart/config.json || $(RUN) train --config=configs/quickstart.py --run=runs/quickstart
+	$(PY) -m tools.million_lines --run runs/quickstart
 	$(MAKE) readme
 
 recipes: $(INSTALLED)

@@ -263,6 +263,14 @@ def decode_times() -> str:
     return _table(("seconds", *MODES.values()), rows)
 
 
+def million_lines() -> str:
+    """Returns the peak memory of `translate` after many lines."""
+    found = results.read("million_lines")
+    peaks = {int(count): peak for count, peak in found["peak_mib"].items()}
+    rows = [(f"{count:,}", f"{peak:.0f} MiB") for count, peak in peaks.items()]
+    return _table(("lines translated", "peak memory of the process"), rows)
+
+
 def int8() -> str:
     """Returns what int8 matrices save and cost."""
     found = results.read("decode")["int8"]
@@ -478,6 +486,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "decode_step": decode_step,
     "decode_times": decode_times,
     "int8": int8,
+    "million_lines": million_lines,
     "attention": attention,
     "attention_setting": attention_setting,
     "layers": layers,
