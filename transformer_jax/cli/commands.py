@@ -78,7 +78,7 @@ class Train(ProcessOptions, ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions(ProcessOptions, ModelOptions):
-    """Options of every command that translates. The defaults are those of the run's config."""
+    """Options of every command that loads trained models, with the search of the run's config."""
 
     takes_config = True
 

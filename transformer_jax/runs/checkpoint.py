@@ -233,9 +233,7 @@ def require_manifests(folder: AnyPath) -> None:
 
 
 def best_step(folder: AnyPath) -> int | None:
-    """Returns the last step that was saved as the best. UserError: a manifest is damaged, or
-    missing."""
-    require_manifests(folder)
+    """Returns the last step that was saved as the best. UserError: a manifest is damaged."""
     newest_first = reversed(_whole(folder).items())
     return next((step for step, path in newest_first if manifest.read(path).best), None)
 
