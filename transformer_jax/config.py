@@ -383,8 +383,11 @@ class DataConfig(_Section):
 
 @dataclass(frozen=True)
 class OptimizerConfig(_Section):
-    """Adam, its learning-rate schedule, and the processing of gradients (section 5.3)."""
+    """The optimizer, its learning-rate schedule, and the processing of gradients (section 5.3)."""
 
+    kind: Literal["adam", "muon"] = "adam"
+    """Adam, as in the paper, or Muon (Jordan et al. 2024) for the matrices of dense layers and Adam
+    for the rest: fewer steps to the same loss, each of which takes longer."""
     schedule: str = "noam"
     """Schedule of the learning rate after the linear warm-up: noam, inverse_sqrt, cosine or
     linear."""
@@ -402,7 +405,7 @@ class OptimizerConfig(_Section):
     eps: float = 1e-9
     """Adam's epsilon."""
     weight_decay: float = 0.0
-    """Decoupled weight decay (AdamW) of matrices; normalization and biases are not decayed."""
+    """Decoupled weight decay (AdamW) of the matrices; with muon, of those of dense layers."""
     clip_norm: float | None = None
     """Maximum global norm of the gradient; None: no clipping."""
     label_smoothing: float = 0.1

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 from tools.devices import sources
-from transformer_jax.config import Config, MeshConfig
+from transformer_jax.config import Config, MeshConfig, OptimizerConfig
 from transformer_jax.decoding.translator import Translator
+from transformer_jax.models.make import abstract_params
 from transformer_jax.parallel import parameters
 from transformer_jax.parallel.mesh import make_mesh, shard_batch
 from transformer_jax.runs.run import Run
 from transformer_jax.training import setup, trainer
+from transformer_jax.training.optimizer import make_optimizer
 from transformer_jax.training.reporters import Record, read_metrics
 from transformer_jax.training.trainer import train
 from transformer_jax.types import Batch
@@ -104,3 +106,22 @@ def test_r_drop_does_not_depend_on_the_mesh(tiny_config: Config) -> None:
     np.testing.assert_allclose(
         total(MeshConfig(data=4, tensor=2), 8), total(MeshConfig(), 1), rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("mesh", [MeshConfig(data=4, tensor=2), MeshConfig(data=2, fsdp=4)])
+def test_muon_does_not_depend_on_the_mesh(tiny_config: Config, mesh: MeshConfig) -> None:
+    """Matrices that are split over devices are made orthogonal as wholes."""
+    optimizer = make_optimizer(OptimizerConfig(kind="muon", warmup=1), 16)
+    key = jax.random.key(0)
+    gradient = jax.tree.map(
+        lambda leaf: jax.random.normal(key, leaf.shape),
+        abstract_params(tiny_config.model, 320, 320),
+    )
+
+    def update(mesh: MeshConfig, devices: int) -> Any:
+        on = make_mesh(mesh, devices=jax.devices()[:devices])
+        tree = parameters.shard_tree(gradient, on)
+        return jax.jit(lambda g: optimizer.update(g, optimizer.init(g), g)[0])(tree)
+
+    one, other = update(MeshConfig(), 1), update(mesh, 8)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), one, other)

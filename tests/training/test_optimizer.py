@@ -112,6 +112,42 @@ def test_weight_decay_leaves_norms_and_biases_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    ("layer", "shape", "inputs"),
+    [("in", (8, 24), 1), ("query", (12, 2, 4), 1), ("out", (2, 4, 12), 2), ("out", (24, 8), 1)],
+)
+def test_muon_makes_the_momentum_of_a_matrix_nearly_orthogonal(
+    layer: str, shape: tuple[int, ...], inputs: int
+) -> None:
+    """With the singular vectors of the gradient, and a root mean square near Adam's."""
+    config = OptimizerConfig(kind="muon", schedule="inverse_sqrt", learning_rate=0.5, warmup=1)
+    optimizer = make_optimizer(config, 64)
+    gradient = jax.random.normal(jax.random.key(1), shape)
+    tree = {layer: {"kernel": gradient}}
+    updates: Any = optimizer.update(tree, optimizer.init(tree), tree)[0]
+    matrix = (math.prod(shape[:inputs]), math.prod(shape[inputs:]))
+    u, _, v = np.linalg.svd(np.asarray(gradient).reshape(matrix), full_matrices=False)
+    scaled = np.asarray(updates[layer]["kernel"]).reshape(matrix) / (
+        -0.5 * 0.2 * max(matrix) ** 0.5
+    )
+    found = u.T @ scaled @ v.T
+    np.testing.assert_allclose(found, np.diag(np.diag(found)), atol=1e-4)
+    assert np.diag(found).min() > 0.5  # as are those of five iterations (Jordan et al. 2024)
+    assert np.diag(found).max() < 1.3
+
+
+def test_muon_leaves_embeddings_norms_and_biases_to_adam() -> None:
+    _, params = build(tiny(tied="none", positions="learned", output_bias=True, norm="pre"))
+    state = jax.eval_shape(make_optimizer(OptimizerConfig(kind="muon"), 16).init, params)
+    paths = [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree_util.tree_leaves_with_path(state)
+    ]
+    for name in flat(params):
+        moments = sum(path.endswith(f"/{name}") for path in paths)
+        assert moments == (1 if name.endswith("kernel") else 2), name  # Adam has two
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("cosin", r"optimizer\.schedule='cosin': unknown; did you mean cosine"),
