@@ -1,4 +1,8 @@
-"""Trains the runs of a study, one on each core at a time. The same call continues them."""
+"""Trains the runs of a study, one on each core at a time, and writes a row for each.
+
+A row is written as soon as its run is trained, and holds the card of that run. The same call keeps
+the rows whose cards name this config, these data and these versions, and continues other runs.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,76 @@ import queue
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tools.common import config_file
-from transformer_jax.config import Config
+from transformer_jax.benchmark import results
+from transformer_jax.config import Config, from_json
+from transformer_jax.errors import UserError
 from transformer_jax.runs import run
 from transformer_jax.runs.run import Run
+from transformer_jax.text.corpus import Corpora
+
+Rows = dict[str, dict[str, Any]]
 
 
-def train_all(configs: dict[str, Config], folder: Path) -> dict[str, Run]:
-    """Trains each config in `folder`/NAME, with a log beside it, and returns the runs by name.
+def study(
+    name: str,
+    configs: dict[str, Config],
+    measure: Callable[[str, Run], dict[str, Any]],
+    summarise: Callable[[Rows], dict[str, Any]],
+    folder: Path,
+) -> Rows:
+    """Trains and measures each config, and writes results/NAME.json with their rows.
+
+    `measure` returns the row of a run, with its card; `summarise` returns what else the file holds
+    once all rows are there. SystemExit: a training has failed.
+    """
+    command = f"make {name.replace('_', '-')}"
+    rows = kept(name, configs)
+    missing = {label: config for label, config in configs.items() if label not in rows}
+    for label, trained in train_each(missing, folder):
+        rows[label] = measure(label, trained)
+        print(results.write(name, command, {"rows": _in_order(rows, configs)}))
+    rows = _in_order(rows, configs)
+    print(results.write(name, command, {**summarise(rows), "rows": rows}))
+    return rows
+
+
+def kept(name: str, configs: dict[str, Config]) -> Rows:
+    """Returns the rows of results/NAME.json that training would give again."""
+    if not (results.FOLDER / f"{name}.json").exists():
+        return {}
+    rows = results.read(name).get("rows", {})
+    return {label: rows[label] for label in rows.keys() & configs if _same(rows, label, configs)}
+
+
+def _same(rows: Rows, label: str, configs: dict[str, Config]) -> bool:
+    """Returns whether the card of a row is that of the config, with these data and versions."""
+    card, config = rows[label]["card"], configs[label]
+    stored = replace(config, data=replace(config.data, cache=""))
+    provenance = card["provenance"]
+    try:
+        digests = Corpora.of(config.data).digests()
+    except (OSError, UserError):  # a corpus that an earlier call has made is not there any more
+        return False
+    return (
+        from_json(card["config"]) == stored
+        and provenance["data_digests"] == digests
+        and provenance["versions"] == run.versions()
+    )
+
+
+def _in_order(rows: Rows, configs: dict[str, Config]) -> Rows:
+    return {label: rows[label] for label in configs if label in rows}
+
+
+def train_each(configs: dict[str, Config], folder: Path) -> Iterator[tuple[str, Run]]:
+    """Trains each config in `folder`/NAME, with a log beside it, and yields the runs as they end.
 
     A run on one core is slower than on two, but two runs side by side are faster than one after the
     other. After SIGINT or SIGTERM each run is saved. SystemExit: a training has failed.
@@ -26,7 +89,7 @@ def train_all(configs: dict[str, Config], folder: Path) -> dict[str, Run]:
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def train(name: str) -> None:
+    def train(name: str) -> str:
         path = config_file(configs[name], folder / f"{name}.py")
         command = (sys.executable, "-m", "transformer_jax.cli.main", "train", f"--config={path}")
         with (folder / f"{name}.log").open("ab") as log:
@@ -34,13 +97,15 @@ def train_all(configs: dict[str, Config], folder: Path) -> dict[str, Run]:
             running[name] = process
             if status := process.wait():
                 sys.exit(f"{folder / name}.log: training ended with status {status}")
+        return name
 
     cores: queue.SimpleQueue[int] = queue.SimpleQueue()
     for core in sorted(os.sched_getaffinity(0)):
         cores.put(core)
     with ThreadPoolExecutor(cores.qsize(), initializer=_pin, initargs=(cores,)) as pool:
         try:
-            list(pool.map(train, configs))
+            for future in as_completed([pool.submit(train, name) for name in configs]):
+                yield future.result(), run.load(folder / future.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in running.values():
@@ -48,7 +113,6 @@ def train_all(configs: dict[str, Config], folder: Path) -> dict[str, Run]:
             raise
         finally:
             signal.signal(signal.SIGTERM, before)
-    return {name: run.load(folder / name) for name in configs}
 
 
 def _pin(cores: queue.SimpleQueue[int]) -> None:

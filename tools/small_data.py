@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tools.campaign import train_all
+from tools.campaign import Rows, study, train_each
 from tools.measured import measure
 from tools.multi30k import TEST, corpus, recipe, shortened
 from transformer_jax import plot
@@ -43,9 +43,8 @@ def write_pairs(path: Path, pairs: list[Pair]) -> str:
     return str(path)
 
 
-def configs_without(data: Path, pairs: list[Pair]) -> dict[str, Config]:
+def without_back_translation(full: Config, pairs: list[Pair]) -> dict[str, Config]:
     """Returns the configs that need no back-translation, and writes their corpora."""
-    full = shortened(recipe(data))
     found = {"recipe_29000": full}
     for count in FEW:
         few = write_pairs(FOLDER / f"{count}.tsv", pairs[:count])
@@ -53,12 +52,11 @@ def configs_without(data: Path, pairs: list[Pair]) -> dict[str, Config]:
         smaller = replace(full.tokenizer, vocabulary=SMALLER[count])
         found[f"recipe_{count}"] = config
         found[f"smaller_{count}"] = replace(config, tokenizer=smaller)
-        found[f"reverse_{count}"] = _reversed(config, data, pairs[:count])
     return found
 
 
-def _reversed(config: Config, data: Path, pairs: list[Pair]) -> Config:
-    """Returns the config of the other direction."""
+def reverse(config: Config, data: Path, pairs: list[Pair]) -> Config:
+    """Returns the config of the other direction, and writes its corpora."""
     few = [(target, source) for source, target in pairs]
     dev = [(target, source) for source, target in corpus(data, "val").pairs()]
     names = (
@@ -82,23 +80,13 @@ def with_back_translation(config: Config, count: int, pairs: list[Pair]) -> Conf
     return replace(config, data=data)
 
 
-def rows(data: Path, runs: dict[str, Run]) -> dict[str, dict[str, Any]]:
-    """Returns the scores of each run from English to German."""
-    dev, test = corpus(data, "val"), corpus(data, TEST)
-    return {
-        name: measure(run, dev, test, "de")[0]
-        for name, run in runs.items()
-        if not name.startswith("reverse")
-    }
-
-
-def panels(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """Returns the curves of the picture: BLEU over the number of pairs, by way of training."""
+def curves(rows: Rows) -> dict[str, list[tuple[int, float]]]:
+    """Returns BLEU by the number of pairs, for each way of training."""
     curves: dict[str, list[tuple[int, float]]] = {}
-    for name, values in found.items():
+    for name, values in rows.items():
         way, _, count = name.partition("_")
         curves.setdefault(way, []).append((int(count), values["bleu_cased_13a"]))
-    return {"BLEU": {way: sorted(points) for way, points in curves.items()}}
+    return {way: sorted(points) for way, points in curves.items()}
 
 
 def main() -> None:
@@ -110,14 +98,20 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     pairs = list(Corpus(recipe(data).data.train[0]).pairs())
     random.Random(0).shuffle(pairs)
-    configs = configs_without(data, pairs)
-    runs = train_all(configs, FOLDER)
-    more = {f"back_{n}": with_back_translation(configs[f"recipe_{n}"], n, pairs) for n in FEW}
-    runs |= train_all(more, FOLDER)
     cache_programs()
-    found = rows(data, runs)
-    plot.save(plot.scaling(panels(found), x="pairs"), results.FOLDER / "small_data.svg")
-    print(results.write("small_data", "make small-data", {"rows": found}))
+    configs = without_back_translation(shortened(recipe(data)), pairs)
+    few = {count: configs[f"recipe_{count}"] for count in FEW}
+    backward = {f"reverse_{n}": reverse(config, data, pairs[:n]) for n, config in few.items()}
+    for label, _ in train_each(backward, FOLDER):
+        print(f"{FOLDER / label}: trained")
+    configs |= {f"back_{n}": with_back_translation(config, n, pairs) for n, config in few.items()}
+    dev, test = corpus(data, "val"), corpus(data, TEST)
+
+    def row(_: str, trained: Run) -> dict[str, Any]:
+        return measure(trained, dev, test, "de")[0]
+
+    rows = study("small_data", configs, row, lambda _: {}, FOLDER)
+    plot.save(plot.by_pairs(curves(rows)), results.FOLDER / "small_data.svg")
 
 
 if __name__ == "__main__":

@@ -76,6 +76,17 @@ def scaling(panels: dict[str, dict[str, list[tuple[int, float]]]], x: str = "len
     return grid[0, 0]
 
 
+def by_pairs(lines: dict[str, list[tuple[int, float]]], axes: Axes | None = None) -> Axes:
+    """Plots BLEU against the number of training pairs, on a logarithmic axis, a line per name."""
+    axes = axes or _new_axes((5.0, 3.6))
+    for name, points in lines.items():
+        axes.semilogx(*zip(*points, strict=True), marker="o", markersize=4, label=name)
+    axes.set_xlabel("training pairs")
+    axes.set_ylabel("BLEU, cased, 13a")
+    axes.legend(frameon=False)
+    return axes
+
+
 def save(axes: Axes, path: Path) -> None:
     """Writes the figure as SVG. The same figure always gives the same bytes."""
     with plt.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "path"}):

@@ -3,37 +3,79 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tools.campaign import train_all
+from tools import campaign
 from tools.measured import measure
+from transformer_jax.benchmark import results
 from transformer_jax.config import Config
+from transformer_jax.runs import card, run
+from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpus
 
 
-@pytest.mark.long
-def test_runs_are_trained_continued_and_measured(tiny_config: Config, tmp_path: Path) -> None:
-    short, cores = replace(tiny_config.train, steps=4), os.sched_getaffinity(0)
-    configs = {
-        name: replace(tiny_config, train=replace(short, seed=seed))
+@pytest.fixture
+def configs(tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Two configs of four steps; result files go to `tmp_path`."""
+    monkeypatch.chdir(tmp_path)
+    train = replace(tiny_config.train, steps=4)
+    return {
+        name: replace(tiny_config, train=replace(train, seed=seed))
         for name, seed in (("a", 0), ("b", 1))
     }
-    train_all(configs, tmp_path)
-    longer = {name: replace(c, train=replace(c.train, steps=6)) for name, c in configs.items()}
-    runs = train_all(longer, tmp_path)
-    assert "continuing run" in (tmp_path / "a.log").read_text("utf-8")
-    assert os.sched_getaffinity(0) == cores
-    dev = Corpus(tiny_config.data.dev[0])
-    found = {name: measure(run, dev, dev, "de")[0] for name, run in runs.items()}
-    assert [found[name]["seed"] for name in configs] == [0, 1]
-    assert found["a"]["steps"] == 6
-    assert found["a"]["target_tokens"] > 100
-    assert found["a"]["card"]["config"]["train"]["steps"] == 6
+
+
+def no_summary(_: campaign.Rows) -> dict[str, Any]:
+    """The summary of a study that has none."""
+    return {}
 
 
 @pytest.mark.long
-def test_a_training_that_fails_ends_the_study(tiny_config: Config, tmp_path: Path) -> None:
-    data = replace(tiny_config.data, train=(f"{tmp_path}/missing.tsv",))
+def test_runs_are_trained_continued_and_measured(
+    tiny_config: Config, configs: dict[str, Config], tmp_path: Path
+) -> None:
+    cores, dev = os.sched_getaffinity(0), Corpus(tiny_config.data.dev[0])
+
+    def row(_: str, trained: Run) -> dict[str, Any]:
+        return measure(trained, dev, dev, "de")[0]
+
+    campaign.study("tiny", configs, row, no_summary, tmp_path)
+    configs["a"] = replace(configs["a"], train=replace(configs["a"].train, steps=6))
+    before = (tmp_path / "b.log").read_bytes()
+    rows = campaign.study("tiny", configs, row, lambda rows: {"n": len(rows)}, tmp_path)
+    assert "continuing run" in (tmp_path / "a.log").read_text("utf-8")
+    assert (tmp_path / "b.log").read_bytes() == before
+    assert os.sched_getaffinity(0) == cores
+    assert results.read("tiny")["n"] == 2
+    assert list(results.read("tiny")["rows"]) == ["a", "b"]
+    assert [rows[name]["seed"] for name in configs] == [0, 1]
+    assert rows["a"]["steps"] == 6
+    assert rows["a"]["target_tokens"] > 100
+    assert rows["a"]["card"]["config"]["train"]["steps"] == 6
+
+
+def test_rows_of_other_configs_data_and_versions_are_made_anew(
+    configs: dict[str, Config], finished: Run, tmp_path: Path
+) -> None:
+    configs = {"a": finished.config}
+    stored = card.make(run.load(finished.folder))
+    results.write("tiny", "make tiny", {"rows": {"a": {"card": stored}, "old": {"card": stored}}})
+    assert list(campaign.kept("tiny", configs)) == ["a"]
+    assert campaign.kept("missing", configs) == {}
+    changed = replace(finished.config, train=replace(finished.config.train, seed=7))
+    assert campaign.kept("tiny", {"a": changed}) == {}
+    versions = stored["provenance"]["versions"] | {"jax": "0.0.0"}
+    digests = {**stored["provenance"]["data_digests"], "dev": {}}
+    for part in ({"versions": versions}, {"data_digests": digests}):
+        other = stored | {"provenance": stored["provenance"] | part}
+        results.write("tiny", "make tiny", {"rows": {"a": {"card": other}}})
+        assert campaign.kept("tiny", configs) == {}
+
+
+@pytest.mark.long
+def test_a_training_that_fails_ends_the_study(configs: dict[str, Config], tmp_path: Path) -> None:
+    data = replace(configs["a"].data, train=(f"{tmp_path}/missing.tsv",))
     with pytest.raises(SystemExit, match=r"bad\.log: training ended with status 2"):
-        train_all({"bad": replace(tiny_config, data=data)}, tmp_path)
+        list(campaign.train_each({"bad": replace(configs["a"], data=data)}, tmp_path))

@@ -1,0 +1,132 @@
+"""Changes one part of the recipe of Multi30k at a time, and says which changes matter.
+
+    python -m tools.ablations --data ../shared/data/multi30k
+
+Each run has a third of the steps of the recipe, and each change two seeds. Writes
+results/ablations.json, after each run; a file that holds some of the runs is continued.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tools import campaign
+from tools.campaign import Rows
+from tools.measured import measure
+from tools.multi30k import TEST, corpus, recipe, shortened
+from transformer_jax.allocator import restart_with_allocator
+from transformer_jax.config import Config
+from transformer_jax.parallel.program_cache import cache_programs
+from transformer_jax.runs.run import Run
+
+NAME = "ablations"
+SEEDS = (0, 1)
+BASE = "recipe"
+SCORE = "val_bleu"
+"""The score that decides: test scores are shown, and choose nothing."""
+
+
+def _model(**changes: Any) -> Callable[[Config], Config]:
+    return lambda config: replace(config, model=replace(config.model, **changes))
+
+
+def _optimizer(**changes: Any) -> Callable[[Config], Config]:
+    return lambda config: replace(config, optimizer=replace(config.optimizer, **changes))
+
+
+def _tokenizer(**changes: Any) -> Callable[[Config], Config]:
+    return lambda config: replace(config, tokenizer=replace(config.tokenizer, **changes))
+
+
+def large_batch(config: Config) -> Config:
+    """Returns the config with four times the tokens in a batch and a quarter of the steps."""
+    steps = (config.train.steps or 0) // 4
+    optimizer = replace(config.optimizer, decay_steps=steps, warmup=config.optimizer.warmup // 4)
+    return replace(
+        config,
+        data=replace(config.data, batch_tokens=4 * config.data.batch_tokens),
+        optimizer=optimizer,
+        train=replace(config.train, steps=steps, evaluate_every=config.train.evaluate_every // 4),
+    )
+
+
+CHANGES: dict[str, Callable[[Config], Config]] = {
+    BASE: lambda config: config,
+    "large_batch": large_batch,
+    "inverse_sqrt": _optimizer(schedule="inverse_sqrt", decay_steps=None),
+    "no_averaging": _optimizer(ema=None),
+    "no_smoothing": _optimizer(label_smoothing=0.0),
+    "r_drop": _optimizer(r_drop=1.0),
+    "post_norm": _model(norm="post"),
+    "shallow_decoder": _model(decoder_layers=1),
+    "bpe_dropout": _tokenizer(sampling=0.1),
+    "large_vocabulary": _tokenizer(vocabulary=10_000),
+}
+
+
+def configs(data: Path) -> dict[str, Config]:
+    """Returns the config of each change and seed, named CHANGE_SEED."""
+    return {
+        f"{name}_{seed}": change(shortened(recipe(data, seed=seed)))
+        for name, change in CHANGES.items()
+        for seed in SEEDS
+    }
+
+
+def summarise(rows: Rows) -> dict[str, Any]:
+    """Returns the mean of each change, and how it differs from the recipe.
+
+    The standard deviation of a seed is pooled over all changes; that of a difference of two means
+    of n seeds is √(2 / n) of it. A difference below two of those is called none.
+    """
+    scores = {name: [rows[f"{name}_{seed}"][SCORE] for seed in SEEDS] for name in CHANGES}
+    deviation = pooled_deviation(list(scores.values()))
+    of_difference = math.sqrt(2 / len(SEEDS)) * deviation
+    means = {name: statistics.mean(values) for name, values in scores.items()}
+    found = {}
+    for name, mean in means.items():
+        difference = mean - means[BASE]
+        verdict = "none" if abs(difference) < 2 * of_difference else _sign(difference)
+        tests = [rows[f"{name}_{seed}"]["bleu_cased_13a"] for seed in SEEDS]
+        found[name] = {
+            f"mean_{SCORE}": mean,
+            "difference": difference,
+            "verdict": verdict,
+            "mean_cased_13a": statistics.mean(tests),
+            "minutes": statistics.mean(rows[f"{name}_{seed}"]["minutes"] for seed in SEEDS),
+        }
+    return {"seeds": SEEDS, "deviation_of_a_seed": deviation, "changes": found}
+
+
+def pooled_deviation(groups: Sequence[Sequence[float]]) -> float:
+    """Returns the standard deviation within groups of the same size."""
+    return math.sqrt(statistics.mean(statistics.variance(group) for group in groups))
+
+
+def _sign(difference: float) -> str:
+    return "better" if difference > 0 else "worse"
+
+
+def main() -> None:
+    """Reads --data, trains, and writes the result file."""
+    restart_with_allocator()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    data = parser.parse_args().data
+    cache_programs()
+    dev, test = corpus(data, "val"), corpus(data, TEST)
+
+    def row(_: str, trained: Run) -> dict[str, Any]:
+        return measure(trained, dev, test, "de")[0]
+
+    campaign.study(NAME, configs(data), row, summarise, Path("runs/ablations"))
+
+
+if __name__ == "__main__":
+    main()
