@@ -2,6 +2,7 @@
 PYTHON ?= python3
 PYTHON_NEWEST ?= python3.12
 MULTI30K ?= ../shared/data/multi30k
+LIBREOFFICE ?= ../shared/data/libreoffice
 
 PY := .venv/bin/python
 RUN := .venv/bin/transformer-jax
@@ -9,7 +10,7 @@ INSTALLED := .venv/.installed
 # Compilation uses one core; a file's tests share what they compile.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k multi30k-fr multi30k-seeds small-data recipes attention attention-kinds layers windows remat devices faults scaling real-sizes million-lines gpu bench-decode readme docs clean
+.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k multi30k-fr multi30k-seeds ablations small-data libreoffice recipes attention attention-kinds layers windows remat devices faults scaling real-sizes million-lines gpu bench-decode readme docs clean
 
 help:
 	@echo "make quickstart        train on the built-in corpus (about 5 minutes) and translate"
@@ -22,6 +23,8 @@ help:
 	@echo "make multi30k-fr       the same from English to French, results/multi30k_en_fr.json"
 	@echo "make multi30k-seeds    train three seeds of the recipe and of the one before (11 hours)"
 	@echo "make small-data        train on few pairs, and with back-translation (4 hours), results/small_data.json"
+	@echo "make ablations         change one part of the recipe at a time (9 hours), results/ablations.json"
+	@echo "make libreoffice       train and evaluate on LibreOffice's help (an hour), results/libreoffice_en_de.json"
 	@echo "make attention-kinds   train nine kinds of attention on Multi30k (about 90 minutes)"
 	@echo "make attention         measure the attention kernels and PyTorch's (about 20 minutes)"
 	@echo "make recipes           train latent attention and its baselines (5 minutes), results/recipes.json"
@@ -91,8 +94,20 @@ multi30k-seeds: $(INSTALLED)
 	$(PY) -m tools.seeds --data $(MULTI30K)
 	$(MAKE) readme
 
+ablations: $(INSTALLED)
+	$(PY) -m tools.ablations --data $(MULTI30K)
+	$(MAKE) readme
+
 small-data: $(INSTALLED)
 	$(PY) -m tools.small_data --data $(MULTI30K)
+	$(MAKE) readme
+
+libreoffice: $(INSTALLED)
+	$(RUN) train --config=configs/libreoffice_en_de.py --run=runs/libreoffice_en_de \
+	  --config.data.train $(LIBREOFFICE)/train.en-de.tsv.gz \
+	  --config.data.dev $(LIBREOFFICE)/dev.en-de.tsv.gz
+	$(PY) -m tools.libreoffice --run runs/libreoffice_en_de --data $(LIBREOFFICE)
+	$(MAKE) readme
 
 # BEFORE: a checkout of another commit and a run that it reads, whose `translate` is timed, too.
 bench-decode: $(INSTALLED)
