@@ -3,41 +3,150 @@
 from pathlib import Path
 
 import numpy as np
-from matplotlib import pyplot
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.patches import Rectangle
 
 from transformer_jax import plot
+from transformer_jax.config import MeshConfig
+from transformer_jax.errors import UserError
+from transformer_jax.parallel.mesh import make_mesh
 
 EVALUATIONS = [{"step": s, "loss": 5 - s / 10, "bleu": float(s)} for s in (10, 20, 30)]
 
 
-def test_the_training_curve_has_loss_and_bleu_and_is_saved_alike(tmp_path: Path) -> None:
+def points(axes: Axes) -> dict[str, list[tuple[float, float]]]:
+    """The points of each line by its name."""
+    return {
+        str(line.get_label()): [tuple(each) for each in np.asarray(line.get_xydata()).tolist()]
+        for line in axes.lines
+    }
+
+
+def texts(axes: Axes) -> list[str]:
+    """The texts in a panel."""
+    return [text.get_text() for text in axes.texts]
+
+
+def test_training_curves_of_results_and_of_runs() -> None:
+    records = [
+        {"kind": "message", "text": "a run has messages, too"},
+        {"kind": "train", "step": 5, "loss": 6.0},
+        {"kind": "evaluation", "step": 10, "sets": {"dev": {"loss": 4.0, "bleu": 10.0}}},
+    ]
+    loss, bleu = plot.training_curves({"a": records, "b": EVALUATIONS}).axes
+    assert points(loss) == {
+        "a training": [(5, 6)],
+        "a development": [(10, 4)],
+        "b development": [(10, 4), (20, 3), (30, 2)],
+    }
+    assert points(bleu) == {"a": [(10, 10)], "b": [(10, 10), (20, 20), (30, 30)]}
+
+
+@pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
+def test_the_same_figure_is_saved_alike(kind: str, tmp_path: Path) -> None:
     pictures = []
-    for name in ("a.svg", "b.svg"):
-        axes = plot.training_curve(EVALUATIONS)
-        left, right = axes.figure.axes
-        np.testing.assert_array_equal(left.lines[0].get_xydata(), [(10, 4), (20, 3), (30, 2)])
-        np.testing.assert_array_equal(right.lines[0].get_xydata(), [(10, 10), (20, 20), (30, 30)])
-        plot.save(axes, tmp_path / name)
-        pictures.append((tmp_path / name).read_bytes())
-    assert pictures[0].startswith(b"<?xml")
+    for name in ("a", "b"):
+        path = tmp_path / f"{name}.{kind}"
+        plot.save(plot.training_curves({"": EVALUATIONS}), path)
+        pictures.append(path.read_bytes())
+    assert len(pictures[0]) > 1000
     assert pictures[0] == pictures[1]
 
 
-def test_the_attention_map_has_targets_in_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["x.doc", "x"])
+def test_unknown_formats_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"x.*: unknown format; name a file that ends with \.svg"):
+        plot.save(plot.training_curves({"": EVALUATIONS}), tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_attention_map_has_targets_in_rows() -> None:
     weights = np.array([[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]])
-    axes = plot.attention_map(weights, ["a", "b", "c"], ["x", "y"])
+    (axes,) = plot.attention_map(weights, ["a", "b", "c"], ["x", "y"]).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b", "c"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["x", "y"]
-    np.testing.assert_array_equal(axes.images[0].get_array(), weights)
-    plot.save(axes, tmp_path / "map.svg")
-    assert pyplot.get_fignums() == []
+    np.testing.assert_array_equal(np.asarray(axes.images[0].get_array()), weights)
 
 
-def test_attention_maps_are_a_panel_each() -> None:
-    panels = {name: np.full((1, 2), i / 4) for i, name in enumerate("pqr")}
-    first = plot.attention_maps(panels, ["a", "b"], ["x"], columns=2)
-    shown = [axes for axes in first.figure.axes if axes.axison]
-    assert [axes.get_title() for axes in shown] == ["p", "q", "r"]
-    for axes, weights in zip(shown, panels.values(), strict=True):
-        np.testing.assert_array_equal(axes.images[0].get_array(), weights)
-    pyplot.close()
+def test_a_long_sentence_is_cut_and_the_picture_says_so() -> None:
+    weights = np.random.default_rng(0).random((2, 70))
+    figure = plot.attention_map(weights, [f"s{i}" for i in range(70)], ["x", "y"])
+    assert figure.get_suptitle() == "first 64 of 70 source tokens"
+    shown = np.asarray(figure.axes[0].images[0].get_array())
+    np.testing.assert_array_equal(shown, weights[:, :64])
+
+
+def test_each_head_is_a_panel_and_each_layer_a_row() -> None:
+    layers = {name: np.full((2, 1, 2), i / 4) for i, name in enumerate("pqr")}
+    panels = plot.attention_heads(layers, ["a", "b"], ["x"]).axes
+    titles = [f"{name}, head {head}" for name in "pqr" for head in (0, 1)]
+    assert [axes.get_title() for axes in panels] == titles
+    for axes, wanted in zip(panels, (0, 0, 0.25, 0.25, 0.5, 0.5), strict=True):
+        np.testing.assert_array_equal(np.asarray(axes.images[0].get_array()), [[wanted] * 2])
+
+
+def test_a_beam_tree_joins_hypotheses_to_what_they_extend() -> None:
+    beams = [{("a",): -1.0, ("b",): -2.0}, {("b", "c"): -2.5, ("a", "c"): -3.0}]
+    (axes,) = plot.beam_tree(beams).axes
+    assert texts(axes) == ["a\n-1.00", "b\n-2.00", "c\n-2.50", "c\n-3.00"]
+    assert len(axes.lines) == 4
+    best = [text.get_text() for text in axes.texts if text.get_color() == plot.COLOURS[0]]
+    assert best == ["b\n-2.00", "c\n-2.50"]
+
+
+def test_a_placement_names_the_devices_of_each_part() -> None:
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+
+    def parts(*spec: str | None) -> list[str]:
+        sharding = NamedSharding(mesh, PartitionSpec(*spec))
+        return texts(plot.placement({"x": ((4, 6), sharding)}).axes[0])
+
+    assert parts() == ["0-7"]
+    assert parts("fsdp") == ["0-1, 4-5", "2-3, 6-7"]
+    assert parts("fsdp", "tensor") == ["0, 4", "1, 5", "2, 6", "3, 7"]
+
+
+def test_a_placement_is_drawn_where_the_part_is() -> None:
+    mesh = make_mesh(MeshConfig(data=4, tensor=2))
+    sharding = NamedSharding(mesh, PartitionSpec(None, "tensor", None))
+    (axes,) = plot.placement({"x": ((4, 2, 3), sharding)}).axes
+    boxes = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    assert [box.get_bbox().bounds for box in boxes] == [(0, 0, 0.5, 1), (0.5, 0, 0.5, 1)]
+
+
+def test_a_roofline_is_the_lesser_of_its_limits() -> None:
+    (axes,) = plot.roofline({"a": (2.0, 3.0)}, peak=8.0, bandwidth=2.0).axes
+    found = points(axes)
+    assert found.pop("a") == [(2, 3)]
+    (roof,) = found.values()
+    np.testing.assert_allclose([y for _, y in roof], [min(8, 2 * x) for x, _ in roof])
+
+
+def test_positions_and_scaling() -> None:
+    table = np.linspace(-1, 1, 12).reshape(3, 4)
+    axes = plot.positions(table).axes[0]
+    np.testing.assert_array_equal(np.asarray(axes.images[0].get_array()), table)
+    (axes,) = plot.scaling({"time": {"a": [(1, 2), (2, 4)]}}).axes
+    assert points(axes) == {"a": [(1, 2), (2, 4)]}
+    assert axes.get_xscale() == axes.get_yscale() == "log"
+
+
+def test_text_is_legible_on_white_and_on_black() -> None:
+    """A contrast of 4.5 is what WCAG 2.1 asks for; the background is transparent."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+        return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+    grey = luminance(plot.GREY)
+    assert 1.05 / (grey + 0.05) > 4.5
+    assert (grey + 0.05) / 0.05 > 4.5
+    figure = plot.training_curves({"": EVALUATIONS})
+    assert to_rgba(figure.get_facecolor())[3] == 0
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert {text.get_color() for text in legend.get_texts()} == {plot.GREY}

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from tools import gradient_noise
 from tools.multi30k import TEST, corpus, first_recipe
@@ -142,7 +142,7 @@ def cross_weights(trained: Run, batch: Batch) -> np.ndarray:
     return np.asarray(weights)[0].mean(axis=0)
 
 
-def picture(runs: dict[str, Run], pair: tuple[str, str]) -> Axes:
+def picture(runs: dict[str, Run], pair: tuple[str, str]) -> Figure:
     """Plots `cross_weights` of each kind for the same pair. All runs have the same tokenizers."""
     first = next(iter(runs.values()))
     tokenizers, start_id = first.tokenizers, first.config.model.decoder_start_id

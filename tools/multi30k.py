@@ -87,7 +87,7 @@ def main() -> None:
     found, outputs = measure(run.load(options.run), dev, test, language)
     with write_whole(results.FOLDER / f"{name}.{TEST}.txt") as file:
         file.writelines(f"{line}\n" for line in outputs)
-    plot.save(plot.training_curve(found["evaluations"]), results.FOLDER / f"{name}.svg")
+    plot.save(plot.training_curves({"": found["evaluations"]}), results.FOLDER / f"{name}.svg")
     print(results.write(name, command, found))
 
 

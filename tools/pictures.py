@@ -136,8 +136,8 @@ def draw(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for name, drawn in pictures().items():
         panels = {title: np.asarray(weights) for title, weights in drawn.panels.items()}
-        axes = plot.attention_maps(panels, drawn.columns, drawn.rows, len(panels))
-        plot.save(axes, folder / f"attention_{name}.svg")
+        figure = plot.attention_maps(panels, drawn.columns, drawn.rows, len(panels))
+        plot.save(figure, folder / f"attention_{name}.svg")
 
 
 if __name__ == "__main__":

@@ -111,13 +111,19 @@ def write_whole(path: AnyPath) -> Iterator[IO[str]]:
         yield text
         path.write_bytes(text.getvalue().encode())
         return
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        yield file
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields the path of a file to write, which replaces `path` if the block has no error."""
     # Not by the number of the process, which another container may have, too.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with named(path, temporary), temporary.open("w", encoding="utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        with named(path, temporary):
+            yield temporary
+            flush_to_disk(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

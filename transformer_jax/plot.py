@@ -1,100 +1,289 @@
-"""Plots arrays and result files. Needs the extra `plot` (matplotlib)."""
+"""Plots arrays and result files. Needs the extra `plot` (matplotlib).
+
+Every function returns a new `Figure` and keeps no state. Text is grey on a transparent background,
+which can be read on white and on black; colours are those of Okabe and Ito (2008), which
+colour-blind readers tell apart, and lines differ by their markers, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
+from jax.sharding import Sharding
+from jaxtyping import Float
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
+from transformer_jax.errors import UserError
+from transformer_jax.files import replacing
 
-def training_curve(evaluations: Sequence[dict[str, Any]], axes: Axes | None = None) -> Axes:
-    """Plots development loss and BLEU against steps; each evaluation has step, loss and bleu."""
-    axes = axes or _new_axes((7.0, 3.2))
-    steps = [e["step"] for e in evaluations]
-    axes.plot(steps, [e["loss"] for e in evaluations], color="tab:blue", label="loss")
-    axes.set_xlabel("step")
-    axes.set_ylabel("development loss (nats a token)", color="tab:blue")
-    right = axes.twinx()
-    right.plot(steps, [e["bleu"] for e in evaluations], color="tab:orange", label="BLEU")
-    right.set_ylabel("development BLEU (greedy)", color="tab:orange")
-    axes.spines["top"].set_visible(False)
-    right.spines["top"].set_visible(False)
-    return axes
+Number = int | float
+
+Points = Sequence[Sequence[Number]]
+"""Points (x, y) of a line."""
+
+Panels = Mapping[str, Mapping[str, Points]]
+"""The lines of each panel: points by name, by title."""
+
+GREY = "#767676"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+
+MOST_TOKENS = 64
+"""Number of tokens on each side of an attention map; more cannot be read."""
+
+_STYLE: Any = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), GREY),
+    "axes.edgecolor": GREY,
+    "axes.titlesize": 10,
+    "legend.fontsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+}
 
 
 def attention_map(
-    weights: np.ndarray, source: Sequence[str], target: Sequence[str], axes: Axes | None = None
-) -> Axes:
-    """Plots attention weights [T, S]: a row for each target token, a column for each source one."""
-    axes = axes or _new_axes((0.5 * len(source) + 1, 0.4 * len(target) + 1))
-    axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(len(source)), source, rotation=60, ha="right")
-    axes.set_yticks(range(len(target)), target)
-    return axes
+    weights: Float[np.ndarray, "T S"], source: Sequence[str], target: Sequence[str]
+) -> Figure:
+    """Plots attention weights: a row for each target token, a column for each source token."""
+    return attention_maps({"": weights}, source, target, columns=1)
 
 
+@rc_context(_STYLE)
 def attention_maps(
-    panels: dict[str, np.ndarray], source: Sequence[str], target: Sequence[str], columns: int = 3
-) -> Axes:
-    """Plots an `attention_map` for each title, all with the same tokens.
+    panels: Mapping[str, Float[np.ndarray, "T S"]],
+    source: Sequence[str],
+    target: Sequence[str],
+    columns: int = 3,
+) -> Figure:
+    """Plots an attention map for each title, all with the same tokens.
 
-    Returns the axes of the first map.
+    Of longer sentences it plots the first `MOST_TOKENS` tokens, and says so.
     """
-    rows = -(-len(panels) // columns)
-    size = max(0.24 * len(source) + 0.3, 2.2), max(0.22 * len(target) + 0.4, 2.2)
-    _, grid = plt.subplots(
-        rows, columns, figsize=(size[0] * columns, size[1] * rows), squeeze=False, sharey=True
-    )
-    for axes in grid.flat:
-        axes.set_axis_off()
-    for axes, (title, weights) in zip(grid.flat, panels.items(), strict=False):
-        axes.set_axis_on()
-        attention_map(weights, source, target, axes)
+    cut = {"source": len(source), "target": len(target)}
+    source, target = source[:MOST_TOKENS], target[:MOST_TOKENS]
+    width, height = max(0.26 * len(source), 2.0), max(0.24 * len(target), 1.4)
+    figure, grid = _grid(len(panels), columns, (width, height), sharey=True)
+    for axes, (title, weights) in zip(grid, panels.items(), strict=False):
+        shown = np.asarray(weights)[: len(target), : len(source)]
+        axes.imshow(shown, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        axes.set_xticks(range(len(source)), source, rotation=60, ha="right")
+        axes.set_yticks(range(len(target)), target)
         axes.set_title(title)
         axes.label_outer()
-    return grid[0, 0]
+    first = f"first {MOST_TOKENS} of"
+    notes = [f"{first} {n} {side} tokens" for side, n in cut.items() if n > MOST_TOKENS]
+    if notes:
+        figure.suptitle(", ".join(notes), color=GREY, fontsize=9)
+    return figure
 
 
-def scaling(panels: dict[str, dict[str, list[tuple[int, float]]]], x: str = "length") -> Axes:
-    """Plots values on logarithmic axes: a panel per title, a line per name. `x` labels the x-axis.
+def attention_heads(
+    layers: Mapping[str, Float[np.ndarray, "N T S"]], source: Sequence[str], target: Sequence[str]
+) -> Figure:
+    """Plots the attention map of every head: a row for each layer, a column for each head."""
+    panels = {
+        f"{name}, head {head}": weights
+        for name, heads in layers.items()
+        for head, weights in enumerate(heads)
+    }
+    return attention_maps(panels, source, target, columns=max(map(len, layers.values())))
 
-    Returns the axes of the first panel.
-    """
-    _, grid = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.6), squeeze=False)
-    for axes, (title, lines) in zip(grid.flat, panels.items(), strict=True):
-        for name, points in lines.items():
-            axes.loglog(*zip(*points, strict=True), marker="o", markersize=3, label=name, base=2)
-        axes.set_title(title, fontsize=10)
+
+@rc_context(_STYLE)
+def lines(panels: Panels, x: str, xscale: str = "linear", yscale: str = "linear") -> Figure:
+    """Plots a panel for each title and a line for each name. `x` labels the x-axis."""
+    figure, grid = _grid(len(panels), len(panels), (4.0, 3.0))
+    for axes, (title, named) in zip(grid, panels.items(), strict=True):
+        look = zip(cycle(COLOURS), cycle(MARKERS), strict=True)
+        for (name, points), (colour, marker) in zip(named.items(), look, strict=False):
+            xs, ys = zip(*points, strict=True) if points else ((), ())
+            every = max(len(points) // 12, 1)
+            axes.plot(
+                xs, ys, color=colour, marker=marker, markersize=4, markevery=every, label=name
+            )
+        for set_scale, scale in ((axes.set_xscale, xscale), (axes.set_yscale, yscale)):
+            set_scale(scale, **({"base": 2} if scale == "log" else {}))
+        axes.set_title(title)
         axes.set_xlabel(x)
-        if lines:
-            axes.legend(fontsize=8, frameon=False)
-    return grid[0, 0]
+        if any(named):
+            axes.legend()
+    return figure
 
 
-def by_pairs(lines: dict[str, list[tuple[int, float]]], axes: Axes | None = None) -> Axes:
-    """Plots BLEU against the number of training pairs, on a logarithmic axis, a line per name."""
-    axes = axes or _new_axes((5.0, 3.6))
-    for name, points in lines.items():
-        axes.semilogx(*zip(*points, strict=True), marker="o", markersize=4, label=name)
-    axes.set_xlabel("training pairs")
-    axes.set_ylabel("BLEU, cased, 13a")
-    axes.legend(frameon=False)
-    return axes
+def scaling(panels: Panels, x: str = "length") -> Figure:
+    """Plots `lines` on logarithmic axes."""
+    return lines(panels, x, xscale="log", yscale="log")
 
 
-def save(axes: Axes, path: Path) -> None:
-    """Writes the figure as SVG. The same figure always gives the same bytes."""
-    with plt.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "path"}):
-        figure = axes.get_figure()
-        assert isinstance(figure, Figure)
-        figure.savefig(path, format="svg", metadata={"Date": None}, bbox_inches="tight")
-    plt.close(figure)
+def training_curves(runs: Mapping[str, Iterable[Mapping[str, Any]]]) -> Figure:
+    """Plots the loss and the development BLEU of runs by name against steps.
+
+    A run is its records (`read_metrics`), or the evaluations of a result file, with step, loss and
+    bleu. Losses are nats a token; that of training has label smoothing and auxiliary losses.
+    """
+    panels: dict[str, dict[str, list[list[Number]]]] = {"loss": {}, "development BLEU": {}}
+    for name, records in runs.items():
+        for record in records:
+            kind, step = record.get("kind", "evaluation"), record.get("step", 0)
+            label = f"{name} " if name else ""
+            if kind == "train":
+                _add(panels["loss"], f"{label}training", step, record["loss"])
+            elif kind == "evaluation":
+                found = next(iter(record["sets"].values())) if "sets" in record else record
+                _add(panels["loss"], f"{label}development", step, found["loss"])
+                if found.get("bleu") is not None:
+                    _add(panels["development BLEU"], name, step, found["bleu"])
+    return lines({title: named for title, named in panels.items() if named}, "step")
 
 
-def _new_axes(size: tuple[float, float]) -> Axes:
-    return plt.subplots(figsize=size)[1]
+@rc_context(_STYLE)
+def positions(table: Float[np.ndarray, "L D"]) -> Figure:
+    """Plots a table of positional encodings: a row for each position."""
+    figure, (axes,) = _grid(1, 1, (5.0, 3.0))
+    image = axes.imshow(table, cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
+    axes.set_xlabel("dimension")
+    axes.set_ylabel("position")
+    figure.colorbar(image)
+    return figure
+
+
+@rc_context(_STYLE)
+def roofline(points: Mapping[str, tuple[float, float]], *, peak: float, bandwidth: float) -> Figure:
+    """Plots what programs reach of what a machine can do (Williams et al. 2009).
+
+    points: operations for each byte moved, and operations a second, by name. peak: operations a
+    second; bandwidth: bytes a second.
+    """
+    figure, (axes,) = _grid(1, 1, (5.0, 3.6))
+    intensities = [intensity for intensity, _ in points.values()] + [peak / bandwidth]
+    x = np.geomspace(min(intensities) / 4, max(intensities) * 4, 100)
+    axes.loglog(x, np.minimum(peak, bandwidth * x), color=GREY)
+    look = zip(cycle(COLOURS), cycle(MARKERS), strict=True)
+    for (name, point), (colour, marker) in zip(points.items(), look, strict=False):
+        axes.loglog(*point, color=colour, marker=marker, linestyle="none", label=name)
+    axes.set_xlabel("operations for each byte")
+    axes.set_ylabel("operations a second")
+    axes.legend()
+    return figure
+
+
+@rc_context(_STYLE)
+def beam_tree(beams: Sequence[Mapping[tuple[str, ...], float]]) -> Figure:
+    """Plots the hypotheses of a beam search as a tree.
+
+    beams: the hypotheses after each position with their scores, as tuples of tokens. A hypothesis
+    that has no extension in the next beam was dropped, or has ended. The best of the last beam, and
+    what it extends, is drawn in the first colour.
+    """
+    most = max(map(len, beams))
+    figure, (axes,) = _grid(1, 1, (0.95 * len(beams) + 1, 0.5 * most + 0.4))
+    best = max(beams[-1], key=beams[-1].__getitem__)
+    places: dict[tuple[str, ...], tuple[float, float]] = {(): (0.0, 0.0)}
+    for position, beam in enumerate(beams, start=1):
+        ordered = sorted(beam, key=beam.__getitem__, reverse=True)
+        for row, tokens in enumerate(ordered):
+            x, y = places[tokens] = (float(position), -float(row))
+            colour = COLOURS[0] if best[:position] == tokens else GREY
+            if (parent := places.get(tokens[:-1])) is not None:
+                start = parent[0] + (0.62 if parent[0] else 0)
+                axes.plot([start, x - 0.05], [parent[1], y], color=colour, linewidth=0.8)
+            text = f"{tokens[-1]}\n{beam[tokens]:.2f}"
+            axes.text(x, y, text, color=colour, fontsize=7, va="center")
+    axes.set_xlim(-0.2, len(beams) + 1)
+    axes.set_ylim(0.5 - most, 0.5)
+    axes.set_axis_off()
+    return figure
+
+
+@rc_context(_STYLE)
+def placement(arrays: Mapping[str, tuple[tuple[int, ...], Sharding]]) -> Figure:
+    """Plots which devices hold which part of each array, given its shape and sharding by name.
+
+    Dimensions after the first are drawn as one. A part says on which devices it is.
+    """
+    figure, grid = _grid(len(arrays), min(len(arrays), 3), (3.0, 2.2))
+    for axes, (name, (shape, sharding)) in zip(grid, arrays.items(), strict=False):
+        holders: dict[tuple[float, ...], list[int]] = {}
+        for device, index in sharding.devices_indices_map(shape).items():
+            holders.setdefault(_box(index or (), shape), []).append(device.id)
+        for (left, bottom, width, height), devices in holders.items():
+            colour = COLOURS[min(devices) % len(COLOURS)]
+            face = {"facecolor": colour, "alpha": 0.35, "edgecolor": GREY}
+            axes.add_patch(Rectangle((left, bottom), width, height, **face))
+            middle = (left + width / 2, bottom + height / 2)
+            axes.text(*middle, _ranges(devices), ha="center", va="center", fontsize=7)
+        axes.set_title(f"{name} {list(shape)}", fontsize=8)
+        axes.set_axis_off()
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure in the format of the suffix, such as .svg, .png or .pdf.
+
+    The same figure always gives the same bytes. UserError: the format is unknown.
+    """
+    known = figure.canvas.get_supported_filetypes()
+    kind = path.suffix.removeprefix(".")
+    if kind not in known:
+        raise UserError(f"{path}: unknown format; name a file that ends with .svg, .png or .pdf")
+    with rc_context({**_STYLE, "svg.hashsalt": "transformer_jax", "svg.fonttype": "path"}):
+        dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+        options: Any = {"metadata": dates.get(kind), "bbox_inches": "tight"}
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format=kind, dpi=150, **options)
+
+
+def _grid(
+    count: int, columns: int, size: tuple[float, float], **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """Returns a figure of panels of this size in inches, and their axes."""
+    columns = max(min(columns, count), 1)
+    rows = max(-(-count // columns), 1)
+    figure = Figure((size[0] * columns + 0.8, size[1] * rows + 0.8), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, **options)
+    axes = list(grid.flat)
+    for unused in axes[count:]:
+        unused.set_axis_off()
+    return figure, axes[:count]
+
+
+def _add(named: dict[str, list[list[Number]]], name: str, x: Number, y: Number) -> None:
+    named.setdefault(name, []).append([x, y])
+
+
+def _box(index: Sequence[slice], shape: tuple[int, ...]) -> tuple[float, ...]:
+    """Returns left, bottom, width and height of a part of an array, as shares of the whole.
+
+    The first dimension goes down; the others, one within the other, to the right.
+    """
+    spans = [
+        ((part.start or 0) / size, ((part.stop or size) - (part.start or 0)) / size)
+        for part, size in zip(index, shape, strict=True)
+    ] or [(0.0, 1.0)]
+    (top, height), *rest = spans
+    left, width = 0.0, 1.0
+    for start, share in rest:
+        left, width = left + width * start, width * share
+    return left, 1 - top - height, width, height
+
+
+def _ranges(devices: Sequence[int]) -> str:
+    """Returns "0-3, 6" for 0, 1, 2, 3, 6."""
+    spans: list[list[int]] = []
+    for device in sorted(devices):
+        if spans and device == spans[-1][1] + 1:
+            spans[-1][1] = device
+        else:
+            spans.append([device, device])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)

@@ -207,6 +207,23 @@ class Attention(SearchOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Plot(Options):
+    """Plot the training of runs, or a result file.
+
+    transformer-jax plot runs/quickstart runs/mine -o curves.svg
+    """
+
+    sources: Annotated[tuple[str, ...], Positional, arg(metavar="RUN|FILE")]
+    """Runs, or results/NAME.json."""
+    output: Annotated[str, arg(metavar="FILE", aliases=["-o"])]
+    """Picture to write: .svg, .png or .pdf."""
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise UserError("plot: name a run, or a result file")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Average(Options):
     """Average the parameters of several checkpoints into a new run.
 
@@ -289,6 +306,7 @@ COMMANDS: dict[str, type[Options]] = {
     "score": Score,
     "align": Align,
     "attention": Attention,
+    "plot": Plot,
     "average": Average,
     "export": Export,
     "inspect": Inspect,

@@ -1,0 +1,71 @@
+"""The command `plot`."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformer_jax.cli.commands import Plot
+from transformer_jax.errors import UserError
+from transformer_jax.files import find_path, local_path
+from transformer_jax.json_text import parse_json
+from transformer_jax.training.reporters import read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def run(options: Plot) -> None:
+    """Writes the picture. UserError: matplotlib is missing, or there is nothing to plot."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError("plot: needs matplotlib; pip install 'transformer-jax[plot]'")
+    from transformer_jax import plot
+
+    figure = _draw(options.sources)
+    plot.save(figure, local_path(options.output, "--output"))
+
+
+def _draw(sources: Sequence[str]) -> Figure:
+    """Returns the training curves of runs and of their results, or the lines of one result."""
+    from transformer_jax import plot
+
+    curves: dict[str, Any] = {}
+    for name in sources:
+        records = _of_run(name) if not name.endswith(".json") else _of_result(name)
+        if isinstance(records, dict):
+            if len(sources) > 1:
+                raise UserError(f"{name}: is no training; plot it alone")
+            return plot.scaling(records, x="")
+        curves[Path(name).stem if len(sources) > 1 else ""] = records
+    return plot.training_curves(curves)
+
+
+def _of_run(name: str) -> list[dict[str, Any]]:
+    """Returns the records of a run's metrics."""
+    records = read_metrics(find_path(name) / "metrics.jsonl")
+    if not any(record["kind"] in ("train", "evaluation") for record in records):
+        raise UserError(f"run {name}: has no metrics to plot yet; train it first")
+    return records
+
+
+def _of_result(name: str) -> Any:
+    """Returns the evaluations of a result, or the panels of one that holds other measurements."""
+    from transformer_jax.benchmark.attention_report import curves
+
+    path = Path(name)
+    if not path.is_file():
+        raise UserError(f"{name}: no such file")
+    found = parse_json(path.read_bytes())
+    if isinstance(found, dict):
+        try:
+            if "evaluations" in found:
+                return [{"step": e["step"], **e} for e in found["evaluations"]]
+            if "growth" in found:
+                return found["growth"]
+            if "records" in found:
+                return curves(found["records"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{name}: is damaged: {error!r}") from error
+    raise UserError(f'{name}: has nothing to plot: none of "evaluations", "growth" and "records"')
