@@ -210,7 +210,7 @@ class Attention(SearchOptions):
 class Plot(Options):
     """Plot the training of runs, or a result file.
 
-    transformer-jax plot runs/quickstart runs/mine -o curves.svg
+    transformer-jax plot --output=curves.svg runs/quickstart runs/mine
     """
 
     sources: Annotated[tuple[str, ...], Positional, arg(metavar="RUN|FILE")]
