@@ -88,8 +88,11 @@ def test_only_process_0_writes_the_cache(corpus: Corpus, config: Config, tmp_pat
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_cache_that_cannot_be_written_is_named(corpus: Corpus, config: Config) -> None:
+def test_a_cache_that_cannot_be_written_is_named_before_training(
+    corpus: Corpus, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path(config.data.cache).write_text("a file")
+    monkeypatch.setattr(tokenizer, "train", pytest.fail)
     with pytest.raises(UserError, match=r"data\.cache: .* while writing to"):
         tokenizers_of([corpus], config)
     assert tokenizers._read(Path(config.data.cache)) is None

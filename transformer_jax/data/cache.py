@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,15 @@ def writing_to_cache(folder: Path) -> Iterator[None]:
             f"data.cache: {error.strerror} while writing to {folder}; must be a folder with"
             " enough space that you can write to"
         ) from error
+
+
+def check_cache(folder: Path) -> None:
+    """Checks that the folder can be written to, before work whose result goes there.
+
+    UserError: as `writing_to_cache`.
+    """
+    with writing_to_cache(folder), tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"0")
 
 
 def share(path: Path, cache: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import sentencepiece
 
 from transformer_jax.config import Config
-from transformer_jax.data.cache import cache_of, share, writing_to_cache
+from transformer_jax.data.cache import cache_of, check_cache, share, writing_to_cache
 from transformer_jax.files import write_whole
 from transformer_jax.json_text import parse_json
 from transformer_jax.text import tokenizer
@@ -27,7 +27,7 @@ _FORMAT = 1  # of a cache entry
 def tokenizers_of(corpora: Sequence[Corpus], config: Config, process_index: int = 0) -> Tokenizers:
     """Returns the tokenizers of `config`, trained on `corpora` or read from the cache.
 
-    Process 0 writes the cache. UserError: as `tokenizer.train`, or no space for the cache.
+    Process 0 writes the cache. UserError: as `tokenizer.train`, or the cache cannot be written to.
     """
     pairs = chain.from_iterable(corpus.pairs() for corpus in corpora)
     if config.tokenizer.models:
@@ -35,6 +35,8 @@ def tokenizers_of(corpora: Sequence[Corpus], config: Config, process_index: int 
     entry = cache_of(config.data) / f"{_entry_name(corpora, config)}.json"
     found = _read(entry)
     if found is None:
+        if process_index == 0:
+            check_cache(entry.parent)
         found = tokenizer.train(pairs, config.tokenizer, config.train.seed)
         if process_index == 0:
             _write(entry, found)
