@@ -1,5 +1,7 @@
 """What the terminal shows, live and plain."""
 
+import sys
+
 import pytest
 
 from transformer_jax.training.reporters import Record, Terminal, describe
@@ -47,13 +49,13 @@ def test_metrics_of_the_same_name_are_told_apart() -> None:
 def test_the_terminal_shows_every_record(
     live: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Live, the metrics are drawn over themselves in two lines; elsewhere they are a line."""
-    for name, value in {
-        "TTY_COMPATIBLE": str(int(live)),
-        "TERM": "xterm",
-        "COLUMNS": "80",
-    }.items():
+    """Live, the metrics are drawn over themselves in two lines; elsewhere they are a line.
+
+    Jupyter asks programs for colours, but shows their output as a file.
+    """
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80"}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: live)
     with Terminal() as terminal:
         for record in RECORDS:
             terminal(record)

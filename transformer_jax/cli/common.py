@@ -158,7 +158,7 @@ def progress(source: str, output: str) -> Iterator[Callable[[int], None]]:
     source, output: paths of text; "-" is standard input or output. Yields a function that takes the
     number of lines that have been translated.
     """
-    console = Console(stderr=True)
+    console = Console(stderr=True, force_terminal=sys.stderr.isatty())
     if not console.is_terminal or (output == "-" and sys.stdout.isatty()):
         yield lambda _: None
         return

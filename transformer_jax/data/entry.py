@@ -22,6 +22,7 @@ import re
 import secrets
 import shutil
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -64,10 +65,7 @@ class Lock:
         self._file = os.open(path, os.O_RDONLY)
         with suppress(OSError):  # the writer has not released its own yet, or there are no locks
             fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-
-    def __del__(self) -> None:
-        with suppress(AttributeError):
-            os.close(self._file)
+        weakref.finalize(self, os.close, self._file)
 
 
 class Entry(NamedTuple):

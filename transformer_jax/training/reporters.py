@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import json
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -39,7 +40,9 @@ class Terminal:
     """
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+        live = sys.stderr.isatty()  # Jupyter sets FORCE_COLOR, by which Rich would decide
+        options: Any = {"highlight": False, "soft_wrap": True, "emoji": False}
+        self._console = Console(stderr=True, force_terminal=live, **options)
         columns = (BarColumn(bar_width=16), TextColumn("{task.description}", markup=False))
         self._live = self._console.is_terminal
         self._progress = Progress(*columns, console=self._console, transient=True)
