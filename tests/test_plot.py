@@ -118,7 +118,7 @@ def test_a_placement_is_drawn_where_the_part_is() -> None:
 
 
 def test_a_roofline_is_the_lesser_of_its_limits() -> None:
-    (axes,) = plot.roofline({"a": (2.0, 3.0)}, peak=8.0, bandwidth=2.0).axes
+    (axes,) = plot.roofline({"a": (2.0, 3e9)}, peak=8e9, bandwidth=2e9).axes
     found = points(axes)
     assert found.pop("a") == [(2, 3)]
     (roof,) = found.values()

@@ -166,14 +166,18 @@ def roofline(points: Mapping[str, tuple[float, float]], *, peak: float, bandwidt
     second; bandwidth: bytes a second.
     """
     figure, (axes,) = _grid(1, 1, (5.0, 3.6))
-    intensities = [intensity for intensity, _ in points.values()] + [peak / bandwidth]
-    x = np.geomspace(min(intensities) / 4, max(intensities) * 4, 100)
-    axes.loglog(x, np.minimum(peak, bandwidth * x), color=GREY)
-    look = zip(cycle(COLOURS), cycle(MARKERS), strict=True)
-    for (name, point), (colour, marker) in zip(points.items(), look, strict=False):
-        axes.loglog(*point, color=colour, marker=marker, linestyle="none", label=name)
-    axes.set_xlabel("operations for each byte")
-    axes.set_ylabel("operations a second")
+    ridge = peak / bandwidth
+    intensities = [intensity for intensity, _ in points.values()] + [ridge]
+    x = np.array([min(intensities) / 4, ridge, max(intensities) * 4])
+    axes.loglog(x, np.minimum(peak, bandwidth * x) / 1e9, base=2, color=GREY)
+    looks = zip(cycle(COLOURS), cycle(MARKERS), strict=True)
+    for (name, (intensity, rate)), (colour, marker) in zip(points.items(), looks, strict=False):
+        look: Any = {"color": colour, "marker": marker, "linestyle": "none", "label": name}
+        axes.loglog(intensity, rate / 1e9, base=2, **look)
+    axes.set_xlabel("FLOPs for each byte")
+    axes.set_ylabel("GFLOP/s")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
     axes.legend()
     return figure
 
