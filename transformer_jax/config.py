@@ -165,8 +165,9 @@ class ModelConfig(_Section):
     self-attention (rotary, alibi, relative)."""
     position_layout: Literal["interleaved", "halves"] = "interleaved"
     """Sine and cosine in alternating columns (as in the paper) or in two halves."""
-    activation: Literal["relu", "gelu", "silu", "swiglu"] = "relu"
-    """Activation of the feed-forward network; gelu is the exact one, swiglu adds a gate."""
+    activation: str = "relu"
+    """Hidden layer of the feed-forward network: relu (as in the paper), gelu (the exact one), silu
+    or swiglu (silu with a gate)."""
     tied: Literal["all", "decoder", "none"] = "all"
     """What shares one matrix: both embeddings and the logits (all), the target embeddings and the
     logits (decoder), nothing (none). With all, both sides also share learned positions."""

@@ -70,14 +70,15 @@ def test_bad_commands_and_options(
     assert "trian: unknown command; did you mean train?" in error_line(["trian"], capsys)
     assert "--run" in error_line(["translate"], capsys)
     assert "did you mean --beam" in error_line(["translate", "--run=x", "--bean=3"], capsys)
-    activation = "--config.model.activation=swigluu"
+    positions = "--config.model.positions=rotari"
     for width in range(40, 46):  # a message is wrapped, in another place at each
         monkeypatch.setenv("COLUMNS", str(width))
-        near = error_line(["inspect", "--config=configs/quickstart.py", activation], capsys)
-        assert near.endswith(f"argument '{activation.partition('=')[0]}'; did you mean swiglu?")
+        near = error_line(["inspect", "--config=configs/quickstart.py", positions], capsys)
+        assert near.endswith(f"argument '{positions.partition('=')[0]}'; did you mean rotary?")
     for field, value, message in (
         ("model.cross-attention.score", "additiv", "unknown; did you mean additive?"),
         ("optimizer.schedule", "lineer", "unknown; did you mean linear?"),
+        ("model.activation", "swigluu", "unknown; did you mean swiglu?"),
         ("execution.kernel", "blockwis", "unknown; did you mean blockwise?"),
         ("model.cross-attention.kind", "local", "unknown; did you mean local-"),
     ):

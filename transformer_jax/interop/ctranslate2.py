@@ -74,6 +74,7 @@ def _require_expressible(config: ModelConfig) -> None:
         "labels": (None,),
         "kv_heads": (None, config.heads),
         "positions": ("sinusoidal", "learned"),
+        "activation": tuple(ACTIVATIONS),
         "encoder_attention": (AttentionConfig(),),
         "decoder_attention": (AttentionConfig(),),
         "cross_attention": (AttentionConfig(),),

@@ -1,4 +1,4 @@
-"""Checks a config against the tables of kinds, scores and kernels of attention."""
+"""Checks a config against the tables of activations, attention kinds, scores and kernels."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from transformer_jax.attention.layer_kinds import Kind, find_kind
 from transformer_jax.attention.scores import SCORES, find_score
 from transformer_jax.config import ROLES, ModelConfig
 from transformer_jax.errors import UserError
+from transformer_jax.models.feed_forward import find_activation
 
 
 def check_model(config: ModelConfig, kernel: str | Kernel = "auto") -> None:
-    """Checks that the attentions of `config` are possible, and that the kernel can compute them.
+    """Checks that `config` is possible, and that the kernel can compute its attentions.
 
     UserError: a check fails; the message names the field, its value and what would be right.
     """
+    find_activation(config.activation)
     for role in ROLES:
         _check_attention(config, role, find_kind(role, getattr(config, role).kind))
     _check_kernel(config, kernel)

@@ -1,17 +1,38 @@
-"""The feed-forward sub-layer of both stacks (section 3.3)."""
+"""The feed-forward sub-layer of both stacks (section 3.3).
+
+To add another hidden layer, write its function and its entry in `ACTIVATIONS`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from transformer_jax.config import ModelConfig
+from transformer_jax.config import ModelConfig, did_you_mean
 from transformer_jax.dense import dense
 from transformer_jax.dropout import dropout
+from transformer_jax.errors import UserError
 from transformer_jax.types import Auxiliary, Constrain, Key, no_auxiliary, unconstrained
+
+Project = Callable[[str], Float[Array, "B T F"]]
+"""A function that applies the dense layer of a name, from D to F, to the network's input."""
+
+ACTIVATIONS: dict[str, Callable[[Project], Float[Array, "B T F"]]] = {
+    "relu": lambda project: nn.relu(project("in")),
+    "gelu": lambda project: nn.gelu(project("in"), approximate=False),
+    "silu": lambda project: nn.silu(project("in")),
+    "swiglu": lambda project: nn.silu(project("gate")) * project("in"),
+}
+"""The hidden layer of the network by the config's `activation`."""
+
+
+def find_activation(name: str) -> Callable[[Project], Float[Array, "B T F"]]:
+    """Returns the hidden layer `name`. UserError: it is unknown."""
+    if name not in ACTIVATIONS:
+        raise UserError(f"model.activation={name!r}: unknown{did_you_mean(name, ACTIVATIONS)}")
+    return ACTIVATIONS[name]
 
 
 class FeedForward(nn.Module):
@@ -32,18 +53,8 @@ class FeedForward(nn.Module):
         `key` is the rng of dropout on the hidden layer.
         """
         config = self.config
-        hidden = dense(config, config.d_ff, name="in")(x)
-        if config.activation == "swiglu":
-            hidden = nn.silu(dense(config, config.d_ff, name="gate")(x)) * hidden
-        else:
-            hidden = _ACTIVATIONS[config.activation](hidden)
+        activation = find_activation(config.activation)
+        hidden = activation(lambda name: dense(config, config.d_ff, name=name)(x))
         hidden = self.constrain(hidden, ("batch", "length", "d_ff"))
         output = dense(config, config.d_model, name="out")(dropout(hidden, config.ffn_dropout, key))
         return output, no_auxiliary()
-
-
-_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "relu": nn.relu,
-    "gelu": partial(nn.gelu, approximate=False),
-    "silu": nn.silu,
-}
