@@ -10,26 +10,32 @@ INSTALLED := .venv/.installed
 # Compilation uses one core; a file's tests share what they compile.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k multi30k-fr multi30k-seeds ablations small-data libreoffice recipes attention attention-kinds layers windows remat devices faults scaling real-sizes million-lines gpu bench-decode readme docs clean
+NOTEBOOKS := $(wildcard notebooks/*.ipynb)
+MATHJAX := mathjax@3.2.2
+
+.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k multi30k-fr multi30k-seeds ablations small-data libreoffice recipes attention attention-kinds layers windows remat devices faults scaling real-sizes million-lines gpu bench-decode readme pictures notebooks docs browser wheel clean
 
 help:
 	@echo "make quickstart        train on the built-in corpus (about 5 minutes) and translate"
 	@echo "make test              the tests (at most 10 minutes)"
 	@echo "make test-newest       the tests with the newest versions of all packages, on PYTHON_NEWEST"
 	@echo "make check             ruff, pyright, import-linter"
-	@echo "make ci-long           the notebook and a short run from end to end"
+	@echo "make ci-long           the notebooks, the site, the wheel, and runs from end to end"
 	@echo "make fingerprint       print digests of trained parameters, to compare before and after a refactoring"
 	@echo "make multi30k          train and evaluate on Multi30k (about an hour), results/multi30k_en_de.json"
 	@echo "make multi30k-fr       the same from English to French, results/multi30k_en_fr.json"
 	@echo "make multi30k-seeds    train three seeds of the recipe and of the one before (11 hours)"
 	@echo "make small-data        train on few pairs, and with back-translation (4 hours), results/small_data.json"
-	@echo "make ablations         change one part of the recipe at a time (9 hours), results/ablations.json"
+	@echo "make ablations         change one part of the recipe at a time (6 hours), results/ablations.json"
 	@echo "make libreoffice       train and evaluate on LibreOffice's help (an hour), results/libreoffice_en_de.json"
 	@echo "make attention-kinds   train nine kinds of attention on Multi30k (about 90 minutes)"
 	@echo "make attention         measure the attention kernels and PyTorch's (about 20 minutes)"
 	@echo "make recipes           train latent attention and its baselines (5 minutes), results/recipes.json"
 	@echo "make layers            compare stacked and separate layers, results/layers.json"
-	@echo "make docs              draw the pictures of docs/attention.md"
+	@echo "make docs              build the site, build/site, with the notebooks as pages"
+	@echo "make notebooks         execute the notebooks, build/notebooks (about 10 minutes)"
+	@echo "make wheel             build the package, dist, and test it in a clean environment"
+	@echo "make pictures          draw the pictures of docs/attention.md"
 	@echo "make windows           measure the cost of local attention, results/windows.json"
 	@echo "make remat             measure policies of rematerialization, results/remat.json"
 	@echo "make devices           compare a run on many meshes and processes (10 minutes), results/devices.json"
@@ -53,7 +59,7 @@ quickstart: $(INSTALLED)
 	@echo
 	@echo "Next: echo \"The old teacher buys a new book.\" | $(RUN) translate --run=runs/quickstart"
 	@echo "      $(RUN) inspect --run=runs/quickstart      shows the config and the data of the run"
-	@echo "      notebooks/quickstart.ipynb                 the same in Python, with an attention map"
+	@echo "      notebooks/03_train_and_translate.ipynb     the same in Python, with pictures"
 	@echo "      configs/multi30k_en_de.py                  how to train on your own files"
 
 test: $(INSTALLED)
@@ -73,8 +79,9 @@ check: $(INSTALLED)
 	.venv/bin/pyright
 
 ci-long: $(INSTALLED)
+	$(MAKE) browser wheel notebooks
+	$(MAKE) docs
 	$(PY) -m pytest -m long $(PARALLEL)
-	$(PY) -m pytest --nbmake --nbmake-timeout=1200 -m "" -W default notebooks
 
 multi30k: $(INSTALLED)
 	$(RUN) train --config=configs/multi30k_en_de.py --run=runs/multi30k_en_de \
@@ -176,12 +183,43 @@ gpu:
 readme: $(INSTALLED)
 	$(PY) -m tools.documents
 
-docs: $(INSTALLED)
+pictures: $(INSTALLED)
 	$(PY) -m tools.pictures
 	$(MAKE) readme
+
+notebooks: $(INSTALLED)
+	$(PY) -m tools.notebooks $(NOTEBOOKS)
+
+# Notebooks that have changed since they were executed.
+build/notebooks/%.ipynb: notebooks/%.ipynb | $(INSTALLED)
+	$(PY) -m tools.notebooks $<
+
+build/mathjax/tex-svg.js:
+	@command -v npm >/dev/null || { echo "make docs: needs npm, which fetches MathJax" >&2; exit 1; }
+	mkdir -p $(@D)
+	cd $(@D) && npm pack --silent $(MATHJAX)
+	tar -xzmf $(@D)/mathjax-*.tgz -C $(@D) --strip-components=2 package/es5/tex-svg.js
+	rm $(@D)/mathjax-*.tgz
+
+docs: $(INSTALLED) build/mathjax/tex-svg.js $(NOTEBOOKS:%=build/%)
+	$(PY) -m sphinx --fail-on-warning --keep-going --quiet --fresh-env --write-all -c docs . build/site
+	$(PY) -m tools.site build/site
+
+# Tests of the site need it, and are skipped with the reason where it is missing.
+browser:
+	@command -v chromedriver >/dev/null || test "$$(id -u)" != 0 || \
+	  { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium chromium-driver; } \
+	  >/dev/null || echo "chromium could not be installed: the tests in a browser are skipped"
+
+wheel:
+	rm -rf build/lib build/bdist.* build/wheel-venv dist
+	$(PYTHON) -m venv build/wheel-venv
+	build/wheel-venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	build/wheel-venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	build/wheel-venv/bin/python -I tools/wheel.py
 
 fingerprint: $(INSTALLED)
 	$(PY) -m tools.fingerprint
 
 clean:
-	rm -rf .venv .venv-newest .venv-tpu runs
+	rm -rf .venv .venv-newest .venv-tpu build dist docs/reference runs

@@ -28,9 +28,9 @@ PACKAGE = Path("transformer_jax")
 OTHER_FILES = {
     "deploy/": "scripts for Slurm, Kubernetes and TPU pods, which train until it has finished",
     "tests/": "a folder for each package, and fixtures",
-    "docs/": "usage, recipes, decoding, reliability, devices, scaling, attention, benchmarks",
+    "docs/": "the pages of the site: tutorial, how-to pages, the paper in the code, results",
     "CONTRIBUTING.md": "the architecture, the rules of the code, and where to change what",
-    "notebooks/": "the first run from Python, with a map of attention",
+    "notebooks/": "the tutorial, from one sentence to a change of the model, as notebooks",
     "results/": "measured numbers and figures, each with the command that made it",
     "tools/": "makes documents and pictures from code and results; the project's own measurements",
     "Makefile": "every command of the project",
@@ -444,6 +444,31 @@ def _error(error: float) -> str:
     return f"{error:.0e}" if error else "0"
 
 
+def result_table() -> str:
+    """Returns what each result file holds, and with what it was measured."""
+    texts = dict(re.findall(r'@echo "(make [\w-]+) +(.+)"', Path("Makefile").read_text("utf-8")))
+    rows = []
+    for path in sorted(results.FOLDER.glob("*.json")):
+        found = results.read(path.stem)
+        command, machine, versions = found["command"], found["machine"], found["versions"]
+        # `make multi30k` writes multi30k_en_de, and `make attention` calls the command it names.
+        text = texts.get(command) or texts.get(f"make {path.stem}", "")
+        text = re.sub(r"( \([^)]*\))?(, results/.*)?$", "", text)
+        rows.append(
+            (
+                f"[{path.stem}](../{path})",
+                text,
+                f"`{command}`",
+                f"`{found['commit'][:10]}`, {found['date']}",
+                f"{machine['cores']} cores, {machine['processor']}",
+                f"Python {versions['python']}, JAX {versions['jax']}, Flax {versions['flax']}",
+                "yes" if "card" in found else "",
+            )
+        )
+    head = ("result", "what", "command", "commit, date", "machine", "versions", "run card")
+    return _table(head, rows)
+
+
 def config_table() -> str:
     """Returns every field of the config with its default and its meaning."""
     return _table(("field", "default", "meaning"), list(_field_rows(Config(), field_texts())))
@@ -501,6 +526,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "billion_pairs": billion_pairs,
     "scaling": scaling,
     "real_sizes": real_sizes,
+    "results": result_table,
     "config": config_table,
     "tree": tree,
 }

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -48,13 +47,6 @@ def test_the_tree_names_what_there_is() -> None:
     assert packages <= names
     for name in documents.OTHER_FILES:
         assert Path(name).exists(), name
-
-
-def test_the_example_of_the_config_reference_is_a_config() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", Path("docs/config.md").read_text("utf-8"), re.S)
-    namespace: dict[str, Any] = {}
-    exec(code, namespace)
-    assert namespace["get_config"]().model.layers == 4
 
 
 def test_ratios_have_their_spread(monkeypatch: pytest.MonkeyPatch) -> None:

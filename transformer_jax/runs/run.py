@@ -1,10 +1,12 @@
 """The run folder, which stands alone: config, tokenizer and checkpoints. Loading executes no code.
 
-config.json      format, config, and provenance: versions of the software and digests of the data;
-                 the SHA-256 of all this
-*.model          the SentencePiece models
-metrics.jsonl    one line for each record of training
-checkpoints/     see checkpoint.py
+A folder holds
+
+    config.json      format, config, and provenance: versions of the software and digests of the
+                     data; the SHA-256 of all this
+    *.model          the SentencePiece models
+    metrics.jsonl    one line for each record of training
+    checkpoints/     see checkpoint.py
 """
 
 from __future__ import annotations

@@ -1,0 +1,42 @@
+"""The reference of the site has every module and every command, and finds names."""
+
+from pathlib import Path
+
+from tools import reference
+from transformer_jax.cli.commands import COMMANDS
+
+PACKAGE = Path(__file__).parents[2] / "transformer_jax"
+
+
+def test_every_module_has_a_place(tmp_path: Path) -> None:
+    """All but those of the command line, which has its own page."""
+    reference.write(tmp_path / "reference")
+    texts = {path.stem: path.read_text("utf-8") for path in (tmp_path / "reference").iterdir()}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        name = ".".join(part for part in parts if part != "__init__")
+        if name != "transformer_jax" and parts[1] != "cli":
+            assert f".. automodule:: {name}\n" in texts[parts[1]]
+    for command in COMMANDS:
+        assert f"usage: transformer-jax {command} [-h]" in texts["commands"]
+
+
+def test_names_are_found() -> None:
+    assert reference.full_name("decoding.beam.beam_search") == (
+        "transformer_jax.decoding.beam.beam_search"
+    )
+    assert reference.full_name("transformer_jax.config") == "transformer_jax.config"
+    for other in (
+        "model.layers",
+        "data.cache",
+        "decoding.beam.nothing",
+        "beam_search",
+        "a b",
+        "a.",
+    ):
+        assert reference.full_name(other) is None
+
+
+def test_docstrings_become_restructuredtext() -> None:
+    assert reference.paragraph("of `N`s, a*b") == r"of ``N``\ s, a\*b"
+    assert reference.paragraph("    a  b\n    c") == "::\n\n    a  b\n    c"

@@ -1,0 +1,51 @@
+"""Tests the package where it is installed and nothing else is: `make wheel` runs this.
+
+It imports nothing of the checkout, and works in a folder of its own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+
+CONFIG = """
+from transformer_jax import Config, ModelConfig, TokenizerConfig, TrainConfig
+
+def get_config():
+    return Config(
+        model=ModelConfig(layers=1, d_model=32, heads=2, d_ff=64),
+        tokenizer=TokenizerConfig(vocabulary=500),
+        train=TrainConfig(steps=2, best="loss", evaluate_every=2),
+    )
+"""
+
+COMMANDS = (
+    ("--help",),
+    ("train", "--config=config.py", "--run=run", "--config.data.dev=grammar:test"),
+    ("translate", "--run=run", "--input=text"),
+)
+
+
+def main() -> None:
+    """Exits with status 1 if a file is missing or a command fails."""
+    package = files("transformer_jax")
+    for name in ("attention_view.html", "py.typed"):
+        if not package.joinpath(name).is_file():
+            sys.exit(f"the wheel has no {name}")
+    if not str(package).startswith(sys.prefix):
+        sys.exit(f"the package is not that of the wheel: {package}")
+    program = str(Path(sys.executable).with_name("transformer-jax"))
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.py").write_text(CONFIG, "utf-8")
+        Path(folder, "text").write_text("The old teacher buys a new book.\n", "utf-8")
+        for command in COMMANDS:
+            subprocess.run([program, *command], cwd=folder, check=True)
+    print(f"transformer-jax {version('transformer-jax')}: the wheel works")
+
+
+if __name__ == "__main__":
+    main()
