@@ -44,29 +44,16 @@ def _tokenizer(**changes: Any) -> Callable[[Config], Config]:
     return lambda config: replace(config, tokenizer=replace(config.tokenizer, **changes))
 
 
-def large_batch(config: Config) -> Config:
-    """Returns the config with four times the tokens in a batch and a quarter of the steps."""
-    steps = (config.train.steps or 0) // 4
-    optimizer = replace(config.optimizer, decay_steps=steps, warmup=config.optimizer.warmup // 4)
-    return replace(
-        config,
-        data=replace(config.data, batch_tokens=4 * config.data.batch_tokens),
-        optimizer=optimizer,
-        train=replace(config.train, steps=steps, evaluate_every=config.train.evaluate_every // 4),
-    )
-
-
 CHANGES: dict[str, Callable[[Config], Config]] = {
     BASE: lambda config: config,
-    "large_batch": large_batch,
+    "adam": _optimizer(kind="adam"),
+    "attention_of_the_paper": _model(positions="sinusoidal", kv_heads=None),
     "inverse_sqrt": _optimizer(schedule="inverse_sqrt", decay_steps=None),
     "no_averaging": _optimizer(ema=None),
     "no_smoothing": _optimizer(label_smoothing=0.0),
-    "r_drop": _optimizer(r_drop=1.0),
-    "post_norm": _model(norm="post"),
-    "shallow_decoder": _model(decoder_layers=1),
+    "r_drop": _optimizer(r_drop=3.0),
     "bpe_dropout": _tokenizer(sampling=0.1),
-    "large_vocabulary": _tokenizer(vocabulary=10_000),
+    "shallow_decoder": _model(decoder_layers=1),
 }
 
 
