@@ -63,7 +63,6 @@ def real_sizes() -> str:
 def multi30k() -> str:
     """Returns the scores, the size and the speed of the model of Multi30k."""
     found = results.read("multi30k_en_de")
-    machine = found["machine"]
     rows = [
         ("BLEU, lower-cased and tokenised", f"{found['bleu_lower_tokenised']:.2f}"),
         (
@@ -72,11 +71,17 @@ def multi30k() -> str:
         ),
         (
             f"training of {found['parameters']:,} parameters, {found['steps']:,} steps, on "
-            f"{machine['cores']} CPU cores ({machine['processor']})",
+            + _processor(found),
             f"{found['minutes']:.0f} minutes",
         ),
     ]
     return _table(("Multi30k English-German, test_2016_flickr", ""), rows)
+
+
+def _processor(found: dict[str, Any]) -> str:
+    """Returns the cores and the processor on which a result was measured."""
+    cores, processor = found["machine"]["cores"], found["machine"]["processor"]
+    return f"{cores} CPU core{'' if cores == 1 else 's'} ({processor})"
 
 
 def attention() -> str:
@@ -116,10 +121,9 @@ def attention_setting() -> str:
     heads = f"{found['heads']} heads of {found['head_size']}"
     if found["kv_heads"]:
         heads += f", {found['kv_heads']} of keys and values"
-    machine, torch = found["machine"], found["pytorch"]
+    torch = found["pytorch"]
     peer = f"PyTorch {torch['version']} with {torch['threads']} threads" if torch else "no PyTorch"
-    processor = f"{machine['cores']} CPU cores ({machine['processor']})"
-    return f"float32, {heads}, {processor}, JAX {found['versions']['jax']}, {peer}:"
+    return f"float32, {heads}, {_processor(found)}, JAX {found['versions']['jax']}, {peer}:"
 
 
 def layers() -> str:
@@ -450,7 +454,7 @@ def result_table() -> str:
     rows = []
     for path in sorted(results.FOLDER.glob("*.json")):
         found = results.read(path.stem)
-        command, machine, versions = found["command"], found["machine"], found["versions"]
+        command, versions = found["command"], found["versions"]
         # `make multi30k` writes multi30k_en_de, and `make attention` calls the command it names.
         text = texts.get(command) or texts.get(f"make {path.stem}", "")
         text = re.sub(r"( \([^)]*\))?(, results/.*)?$", "", text)
@@ -460,7 +464,7 @@ def result_table() -> str:
                 text,
                 f"`{command}`",
                 f"`{found['commit'][:10]}`, {found['date']}",
-                f"{machine['cores']} cores, {machine['processor']}",
+                _processor(found),
                 f"Python {versions['python']}, JAX {versions['jax']}, Flax {versions['flax']}",
                 "yes" if "card" in found else "",
             )

@@ -48,9 +48,16 @@ def machine() -> dict[str, Any]:
     return {
         "system": platform.system(),
         "processor": models[0] if models else platform.processor(),
-        "cores": os.cpu_count(),
+        "cores": _cores(),
         "allocator": os.environ.get("GLIBC_TUNABLES", "default"),
     }
+
+
+def _cores() -> int | None:
+    """Returns the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def _code_version() -> tuple[str, bool]:
