@@ -29,14 +29,15 @@ from jax import export
 
 from transformer_jax.attention import Mask
 from transformer_jax.config import BASE, BIG, SMALL, TINY, ModelConfig
+from transformer_jax.errors import UserError
 from transformer_jax.models.embedding import Embedding, sinusoids
-from transformer_jax.models.feed_forward import FeedForward
+from transformer_jax.models.feed_forward import ACTIVATIONS, FeedForward
 from transformer_jax.models.layers import (
     DecoderLayer,
     EncoderLayer,
     SelfAttentionInputs,
 )
-from transformer_jax.models.make import count_parameters
+from transformer_jax.models.make import count_parameters, make_model
 from transformer_jax.models.transformer import Transformer
 from transformer_jax.special_ids import PAD
 from transformer_jax.types import Batch
@@ -168,6 +169,18 @@ def test_gelu_is_the_exact_one() -> None:
     found, _ = FeedForward(config).apply({"params": params}, x, None)
     wanted = [value * (1 + math.erf(value / 2**0.5)) / 2 for value in x.ravel().tolist()]
     np.testing.assert_allclose(jnp.ravel(jnp.asarray(found)), wanted, atol=1e-6)
+
+
+def test_a_hidden_layer_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It applies dense layers by name, and one that is unknown is refused."""
+    with pytest.raises(UserError, match=r"model.activation='bilinear': unknown; known: relu, "):
+        make_model(tiny(activation="bilinear"), 12, 12)
+    monkeypatch.setitem(ACTIVATIONS, "bilinear", lambda project: project("a") * project("b"))
+    config, x = tiny(activation="bilinear"), jnp.linspace(-1.0, 1.0, 2 * 16).reshape(1, 2, 16)
+    (found, _), variables = FeedForward(config).init_with_output(jax.random.key(0), x, None)
+    params: Any = variables["params"]
+    hidden = (x @ params["a"]["kernel"]) * (x @ params["b"]["kernel"])
+    np.testing.assert_allclose(found, hidden @ params["out"]["kernel"], atol=1e-6)
 
 
 @pytest.fixture
