@@ -22,7 +22,7 @@ help:
 	@echo "make check             ruff, pyright, import-linter"
 	@echo "make ci-long           the notebooks, the site, the wheel, and runs from end to end"
 	@echo "make fingerprint       print digests of trained parameters, to compare before and after a refactoring"
-	@echo "make multi30k          train and evaluate on Multi30k (about an hour), results/multi30k_en_de.json"
+	@echo "make multi30k          train and evaluate on Multi30k (an hour or two), results/multi30k_en_de.json"
 	@echo "make multi30k-fr       the same from English to French, results/multi30k_en_fr.json"
 	@echo "make multi30k-seeds    train three seeds of the recipe and of the one before (11 hours)"
 	@echo "make small-data        train on few pairs, and with back-translation (4 hours), results/small_data.json"

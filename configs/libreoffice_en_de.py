@@ -1,6 +1,6 @@
 """LibreOffice's help, English to German: within an hour on two CPU cores.
 
-The recipe of Multi30k, with more subwords and larger batches for longer sentences, and with the
+The recipe of Multi30k, with fewer steps, longer sentences and more subwords, and with the
 placeholder of the help, <?>, as a token of its own. `make libreoffice` names the files, too:
 
     transformer-jax train --config=configs/libreoffice_en_de.py --run=runs/libreoffice_en_de \\
@@ -21,7 +21,7 @@ def get_config() -> Config:
         base,
         model=replace(base.model, max_length=256),
         tokenizer=replace(base.tokenizer, vocabulary=8000, symbols=("<?>",)),
-        data=replace(base.data, train=("train.tsv",), dev=("dev.tsv",), batch_tokens=4096),
+        data=replace(base.data, train=("train.tsv",), dev=("dev.tsv",)),
         optimizer=replace(base.optimizer, decay_steps=STEPS),
         train=replace(base.train, steps=STEPS),
     )
