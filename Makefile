@@ -43,7 +43,7 @@ help:
 	@echo "make scaling           compile for TPU slices ahead of time (an hour), results/scaling.json"
 	@echo "make real-sizes        plan the recipes of IWSLT14 and WMT14, results/real_sizes.json"
 	@echo "make gpu               test and measure on a GPU with PYTHON (at most 10 minutes), results/gpu.json"
-	@echo "make bench-decode      compare decoding with CTranslate2 and Hugging Face (half an hour), results/decode.json"
+	@echo "make bench-decode      compare decoding with CTranslate2 and Hugging Face (an hour, with training), results/decode.json"
 	@echo "make million-lines     translate a million lines and measure the memory (15 minutes), results/million_lines.json"
 	@echo "make readme            update tables and figures from results/ and the code"
 
@@ -122,7 +122,7 @@ bench-decode: $(INSTALLED)
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check \
 	  ctranslate2 transformers sentencepiece
-	$(PY) -m tools.bench_decode --run runs/multi30k_en_de --data $(MULTI30K) \
+	$(PY) -m tools.bench_decode --run runs/multi30k_first --data $(MULTI30K) \
 	  --peers .venv-peers/bin/python $(if $(BEFORE),--before $(BEFORE))
 	$(MAKE) readme
 

@@ -2,11 +2,12 @@
 
     python -m tools.bench_decode --run RUN --data FOLDER --peers PYTHON [--before FOLDER RUN]
 
-RUN is a trained run, FOLDER that of Multi30k, PYTHON the interpreter of an environment with
-ctranslate2, torch and transformers. Models of the preset `tiny` with random parameters decode the
-sources of test_2016_flickr with given lengths (the loop), and the trained model translates them
-(real work). All take turns, in processes that stay. `--before`: a checkout of another commit, and a
-run that it can read, whose `translate` is timed as well.
+RUN is a run of `multi30k.first_recipe`, whose attention CTranslate2 has, too; it is trained if it
+is not there. FOLDER is that of Multi30k, PYTHON the interpreter of an environment with ctranslate2,
+torch and transformers. Models of the preset `tiny` with random parameters decode the sources of
+test_2016_flickr with given lengths (the loop), and the trained model translates them (real work).
+All take turns, in processes that stay. `--before`: a checkout of another commit, and a run that it
+can read, whose `translate` is timed as well.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ import numpy as np
 
 from tools.decode_child import MODEL, random_model
 from tools.decode_peers import batches
-from transformer_jax import plot
+from tools.multi30k import first_recipe
+from transformer_jax import plot, train
 from transformer_jax.allocator import ALLOCATOR
 from transformer_jax.benchmark import results
 from transformer_jax.cli.main import main as command
@@ -450,7 +452,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--peers", required=True)
     parser.add_argument("--before", nargs=2)
-    found = measure(parser.parse_args())
+    options = parser.parse_args()
+    train(first_recipe(options.data), options.run)  # at once, where it has been trained
+    found = measure(options)
     print(results.write("decode", "make bench-decode", found))
     plot.save(plot.scaling(found["growth"], x=""), results.FOLDER / "decode.svg")
 
