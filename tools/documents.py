@@ -61,21 +61,41 @@ def real_sizes() -> str:
 
 
 def multi30k() -> str:
-    """Returns the scores, the size and the speed of the model of Multi30k."""
+    """Returns the scores, their signatures, the size and the cost of the model of Multi30k."""
     found = results.read("multi30k_en_de")
+    signatures = {name: text.replace("|", "\\|") for name, text in found["signatures"].items()}
     rows = [
-        ("BLEU, lower-cased and tokenised", f"{found['bleu_lower_tokenised']:.2f}"),
         (
-            "BLEU, cased, sacreBLEU 13a, and chrF2",
+            f"BLEU, lower-cased and tokenised (`{signatures['bleu_lower_tokenised']}`)",
+            f"{found['bleu_lower_tokenised']:.2f}",
+        ),
+        (
+            f"BLEU, cased (`{signatures['bleu']}`), and chrF2",
             f"{found['bleu_cased_13a']:.2f}, {found['chrf']:.2f}",
         ),
         (
-            f"training of {found['parameters']:,} parameters, {found['steps']:,} steps, on "
-            + _processor(found),
+            f"training of {found['parameters']:,} parameters on "
+            f"{found['target_tokens'] / 1e6:.1f} million target tokens, {_processor(found)}",
             f"{found['minutes']:.0f} minutes",
         ),
     ]
-    return _table(("Multi30k English-German, test_2016_flickr", ""), rows)
+    return _table(("Multi30k English-German, test_2016_flickr, one seed", ""), rows)
+
+
+def multi30k_samples() -> str:
+    """Returns the translations of Multi30k's test set with the lowest and the highest chrF2."""
+    rows = []
+    for kind, samples in results.read("multi30k_en_de")["samples"].items():
+        for sample in samples:
+            texts = (sample[name].replace("|", "\\|") for name in ("source", "output", "reference"))
+            rows.append((f"{kind}, line {sample['line']}", *texts))
+    return _table(("", "source", "output", "reference"), rows)
+
+
+def multi30k_lengths() -> str:
+    """Returns the development BLEU by the exponent of the length rule."""
+    found = results.read("multi30k_en_de")["val_bleu_by_alpha"]
+    return _table(("α", *found), [("BLEU on val", *(f"{bleu:.2f}" for bleu in found.values()))])
 
 
 def _processor(found: dict[str, Any]) -> str:
@@ -508,6 +528,8 @@ def tree() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "multi30k": multi30k,
+    "multi30k_samples": multi30k_samples,
+    "multi30k_lengths": multi30k_lengths,
     "decode": decode,
     "decode_ratios": decode_ratios,
     "decode_bleu": decode_bleu,
