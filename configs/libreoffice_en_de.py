@@ -1,4 +1,4 @@
-"""LibreOffice's help, English to German: within an hour on two CPU cores.
+"""LibreOffice's help, English to German: longer, technical sentences with placeholders.
 
 The recipe of Multi30k, with fewer steps, longer sentences and more subwords, and with the
 placeholder of the help, <?>, as a token of its own. `make libreoffice` names the files, too:

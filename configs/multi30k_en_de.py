@@ -1,4 +1,4 @@
-"""Multi30k, English to German: within two hours on a CPU core.
+"""Multi30k, English to German: about two hours on a CPU core.
 
 Name the files on the command line, or use `make multi30k`, which also evaluates:
 
