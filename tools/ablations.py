@@ -44,15 +44,21 @@ def _tokenizer(**changes: Any) -> Callable[[Config], Config]:
     return lambda config: replace(config, tokenizer=replace(config.tokenizer, **changes))
 
 
+def _r_drop(config: Config) -> Config:
+    """Returns the config with R-Drop and half of the pairs, which it computes twice."""
+    data = replace(config.data, batch_tokens=config.data.batch_tokens // 2)
+    return replace(_optimizer(r_drop=3.0)(config), data=data)
+
+
 CHANGES: dict[str, Callable[[Config], Config]] = {
     BASE: lambda config: config,
+    "r_drop": _r_drop,
+    "bpe_dropout": _tokenizer(sampling=0.1),
     "adam": _optimizer(kind="adam"),
     "attention_of_the_paper": _model(positions="sinusoidal", kv_heads=None),
     "inverse_sqrt": _optimizer(schedule="inverse_sqrt", decay_steps=None),
     "no_averaging": _optimizer(ema=None),
     "no_smoothing": _optimizer(label_smoothing=0.0),
-    "r_drop": _optimizer(r_drop=3.0),
-    "bpe_dropout": _tokenizer(sampling=0.1),
     "shallow_decoder": _model(decoder_layers=1),
 }
 
@@ -61,8 +67,8 @@ def configs(data: Path) -> dict[str, Config]:
     """Returns the config of each change and seed, named CHANGE_SEED."""
     return {
         f"{name}_{seed}": change(shortened(recipe(data, seed=seed)))
-        for name, change in CHANGES.items()
         for seed in SEEDS
+        for name, change in CHANGES.items()
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from transformer_jax.decoding.attention_weights import SentenceWeights
+from transformer_jax.decoding.attention_weights import SentenceWeights, View, choose_view
 
 MAX_TOKENS = 48
 """Number of tokens of each sentence that are shown at most."""
@@ -21,10 +21,11 @@ MAX_WEIGHTS = 300_000
 shown."""
 
 
-def attention_view(weights: SentenceWeights) -> str:
+def attention_view(weights: SentenceWeights, first: View | None = None) -> str:
     """Returns a page on which a reader chooses attention, layer, head and token.
 
     Sentences are shown as text, whatever they hold. Long ones are cut, and the page says so.
+    first: what the page shows before the reader chooses; None: as `choose_view`.
     """
     heads = sum(len(own) for layers in weights.layers.values() for own in layers.values())
     limit = min(MAX_TOKENS, math.isqrt(MAX_WEIGHTS // heads))
@@ -37,6 +38,7 @@ def attention_view(weights: SentenceWeights) -> str:
         attention: {str(i): _encoded(own[:, :limit, :limit]) for i, own in sorted(layers.items())}
         for attention, layers in weights.layers.items()
     }
+    data["first"] = (first or choose_view(weights))._asdict()
     # "<" would end the element that holds the data, if a sentence has "</script>".
     text = json.dumps(data | {"note": note}, ensure_ascii=False).replace("<", "\\u003c")
     template = files("transformer_jax").joinpath("attention_view.html").read_text("utf-8")

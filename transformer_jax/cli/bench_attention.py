@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 
 from transformer_jax.benchmark import attention_report
 from transformer_jax.benchmark.attention import measure
 from transformer_jax.cli.commands import BenchAttention
-from transformer_jax.errors import UserError
+from transformer_jax.cli.common import require_matplotlib
 from transformer_jax.files import local_path
 from transformer_jax.user_code import search_current_folder
 
 
 def run(options: BenchAttention) -> None:
     """Prints a table as it is measured, and writes what `--out` and `--dump` ask for."""
-    if options.out is not None and importlib.util.find_spec("matplotlib") is None:
-        raise UserError("--out: the plot needs matplotlib; pip install 'transformer-jax[plot]'")
+    if options.out is not None:
+        require_matplotlib("--out")
     for option, path in (("--out", options.out), ("--dump", options.dump)):
         if path is not None:
             local_path(path, option)

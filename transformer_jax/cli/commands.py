@@ -193,7 +193,7 @@ class Align(PairOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(SearchOptions):
-    """Write an HTML page that shows how a model attends to a sentence and its translation.
+    """Show how a model attends to a sentence and its translation: an HTML page, or a picture.
 
     transformer-jax attention --run=runs/quickstart -o view.html "The old teacher buys a book."
     """
@@ -203,7 +203,11 @@ class Attention(SearchOptions):
     target: Annotated[str | None, arg(metavar="TEXT")] = None
     """Text of the target; default: the translation."""
     output: Annotated[str, arg(metavar="FILE", aliases=["-o"])]
-    """Page to write, which needs no network."""
+    """Page to write (.html), which needs no network, or picture (.svg, .png or .pdf)."""
+    attention: Annotated[str | None, arg(metavar="NAME")] = None
+    """encoder, decoder or cross; default: cross."""
+    layer: Annotated[str | None, arg(metavar="LAYER[.HEAD]")] = None
+    """Layer or head, from 0; default: the last layer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import itertools
 import re
 import sys
@@ -128,13 +129,24 @@ def parse_layers(option: str, texts: Sequence[str]) -> list[tuple[int, int | Non
 
     UserError: a text is something else.
     """
-    chosen: list[tuple[int, int | None]] = []
-    for text in [] if list(texts) == ["all"] else texts:
-        found = re.fullmatch(r"(\d+)(?:\.(\d+))?", text)
-        if found is None:
-            raise UserError(f"{option} {text}: must be LAYER or LAYER.HEAD, counted from 0")
-        chosen.append((int(found[1]), None if found[2] is None else int(found[2])))
-    return chosen
+    return [parse_layer(option, text) for text in ([] if list(texts) == ["all"] else texts)]
+
+
+def parse_layer(option: str, text: str) -> tuple[int, int | None]:
+    """Returns the layer and the head of a text such as 2.0, or 2 for all heads.
+
+    UserError: the text is something else.
+    """
+    found = re.fullmatch(r"(\d+)(?:\.(\d+))?", text)
+    if found is None:
+        raise UserError(f"{option} {text}: must be LAYER or LAYER.HEAD, counted from 0")
+    return int(found[1]), None if found[2] is None else int(found[2])
+
+
+def require_matplotlib(what: str) -> None:
+    """UserError: matplotlib is missing."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError(f"{what}: needs matplotlib; pip install 'transformer-jax[plot]'")
 
 
 def pair_windows(

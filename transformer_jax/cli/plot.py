@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_jax.cli.commands import Plot
+from transformer_jax.cli.common import require_matplotlib
 from transformer_jax.errors import UserError
 from transformer_jax.files import find_path, local_path
 from transformer_jax.json_text import parse_json
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 def run(options: Plot) -> None:
     """Writes the picture. UserError: matplotlib is missing, or there is nothing to plot."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("plot: needs matplotlib; pip install 'transformer-jax[plot]'")
+    require_matplotlib("plot")
     from transformer_jax import plot
 
     figure = _draw(options.sources)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +32,19 @@ class SentenceWeights(NamedTuple):
     outputs: list[str]  # what it predicts from them: the target's pieces and the end symbol
     layers: dict[str, dict[int, Float[np.ndarray, "N T S"]]]  # by attention and layer
 
+    def tokens(self, attention: str) -> tuple[list[str], list[str]]:
+        """Returns the tokens that attend, and those that are attended to."""
+        rows = self.source if attention == "encoder" else self.outputs
+        return rows, self.inputs if attention == "decoder" else self.source
+
+
+class View(NamedTuple):
+    """Which attention weights of a sentence are shown first."""
+
+    attention: str
+    layer: int
+    head: int | None  # None: all heads of the layer
+
 
 def attention_weights(model: TrainedModel, source: str, target: str) -> SentenceWeights:
     """Returns the weights with which a model, or the first of an ensemble, reads a pair.
@@ -57,3 +71,30 @@ def attention_weights(model: TrainedModel, source: str, target: str) -> Sentence
         raise UserError("no layer of the model computes attention weights")
     pieces = tokenizers.source.pieces(ids), tokenizers.target.pieces(outputs)
     return SentenceWeights(pieces[0], tokenizers.target.pieces(inputs), pieces[1], layers)
+
+
+def choose_view(
+    weights: SentenceWeights,
+    attention: str | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+) -> View:
+    """Returns the view of these weights; by default the last layer of cross-attention.
+
+    UserError: the model has no such attention, layer or head, or that computes no weights.
+    """
+    if attention is None:
+        attention = "cross" if "cross" in weights.layers else next(iter(weights.layers))
+    _require(attention, weights.layers, "attention")
+    layers = weights.layers[attention]
+    layer = max(layers) if layer is None else layer
+    _require(layer, sorted(layers), f"{attention} attention: layer")
+    if head is not None:
+        _require(head, range(len(layers[layer])), f"{attention} attention, layer {layer}: head")
+    return View(attention, layer, head)
+
+
+def _require(value: str | int, known: Collection[str | int], name: str) -> None:
+    if value not in known:
+        names = ", ".join(map(str, known))
+        raise UserError(f"{name} {value}: does not exist or has no weights; must be one of {names}")
