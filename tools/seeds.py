@@ -77,7 +77,7 @@ def main() -> None:
         return values
 
     configs = {
-        f"{name}_{seed}": make(data, seed=seed) for seed in SEEDS for name, make in RECIPES.items()
+        f"{name}_{seed}": make(data, seed=seed) for name, make in RECIPES.items() for seed in SEEDS
     }
     campaign.study(NAME, configs, row, lambda rows: summarise(rows, references), Path("runs/seeds"))
 

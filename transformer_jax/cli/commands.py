@@ -201,13 +201,13 @@ class Attention(SearchOptions):
     sentence: Annotated[str, Positional]
     """Text of the source."""
     target: Annotated[str | None, arg(metavar="TEXT")] = None
-    """Text of the target; default: the translation."""
+    """Its translation; else the model's."""
     output: Annotated[str, arg(metavar="FILE", aliases=["-o"])]
-    """Page to write (.html), which needs no network, or picture (.svg, .png or .pdf)."""
+    """HTML page, or picture (.svg, .png, .pdf)."""
     attention: Annotated[str | None, arg(metavar="NAME")] = None
-    """encoder, decoder or cross; default: cross."""
+    """encoder, decoder; default: cross."""
     layer: Annotated[str | None, arg(metavar="LAYER[.HEAD]")] = None
-    """Layer or head, from 0; default: the last layer."""
+    """From 0; default: the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
