@@ -8,7 +8,6 @@ results/ablations.json, after each run; a file that holds some of the runs is co
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -66,7 +65,7 @@ CHANGES: dict[str, Callable[[Config], Config]] = {
 def configs(data: Path) -> dict[str, Config]:
     """Returns the config of each change and seed, named CHANGE_SEED."""
     return {
-        f"{name}_{seed}": change(shortened(recipe(data, seed=seed)))
+        f"{name}_{seed}": change(shortened(recipe(data, seed=seed), 3))
         for seed in SEEDS
         for name, change in CHANGES.items()
     }
@@ -109,16 +108,15 @@ def _sign(difference: float) -> str:
 def main() -> None:
     """Reads --data, trains, and writes the result file."""
     restart_with_allocator()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    data = parser.parse_args().data
+    options = campaign.arguments(__doc__)
+    data = options.data
     cache_programs()
     dev, test = corpus(data, "val"), corpus(data, TEST)
 
     def row(_: str, trained: Run) -> dict[str, Any]:
         return measure(trained, dev, test, "de")[0]
 
-    campaign.study(NAME, configs(data), row, summarise, Path("runs/ablations"))
+    campaign.study(NAME, configs(data), row, summarise, Path("runs/ablations"), options.only)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ the rows whose cards name this config, these data and these versions, and contin
 
 from __future__ import annotations
 
+import argparse
 import os
 import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
@@ -34,21 +35,37 @@ def study(
     measure: Callable[[str, Run], dict[str, Any]],
     summarise: Callable[[Rows], dict[str, Any]],
     folder: Path,
+    only: Collection[str] = (),
 ) -> Rows:
     """Trains and measures each config, and writes results/NAME.json with their rows.
 
     `measure` returns the row of a run, with its card; `summarise` returns what else the file holds
-    once all rows are there. SystemExit: a training has failed.
+    once all rows are there. only: the runs to train now; empty: all. SystemExit: a training has
+    failed, or there is no such run.
     """
+    if unknown := set(only) - configs.keys():
+        sys.exit(f"--only {' '.join(sorted(unknown))}: unknown; known are {', '.join(configs)}")
     command = f"make {name.replace('_', '-')}"
     rows = kept(name, configs)
     missing = {label: config for label, config in configs.items() if label not in rows}
-    for label, trained in train_each(missing, folder):
+    chosen = {label: config for label, config in missing.items() if label in (only or missing)}
+    for label, trained in train_each(chosen, folder):
         rows[label] = measure(label, trained)
         print(results.write(name, command, {"rows": _in_order(rows, configs)}))
     rows = _in_order(rows, configs)
-    print(results.write(name, command, {**summarise(rows), "rows": rows}))
+    if rows.keys() == configs.keys():
+        print(results.write(name, command, {**summarise(rows), "rows": rows}))
     return rows
+
+
+def arguments(description: str | None) -> argparse.Namespace:
+    """Returns --data, the folder of the corpora, and --only, the runs to train now."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", default=[], metavar="RUN", help="default: all")
+    return parser.parse_args()
 
 
 def kept(name: str, configs: dict[str, Config]) -> Rows:

@@ -55,9 +55,9 @@ def first_recipe(folder: Path, seed: int = 0) -> Config:
     return _of(config, folder, "de", seed)
 
 
-def shortened(config: Config) -> Config:
-    """Returns the config with a third of its steps, for studies that compare many runs."""
-    steps = (config.train.steps or 0) // 3
+def shortened(config: Config, part: int) -> Config:
+    """Returns the config with 1 / part of its steps, for studies that compare many runs."""
+    steps = (config.train.steps or 0) // part
     optimizer = replace(config.optimizer, decay_steps=steps)
     return replace(config, optimizer=optimizer, train=replace(config.train, steps=steps))
 

@@ -9,7 +9,6 @@ of the test set, results/multi30k_seeds.NAME.txt. A file that holds some of the 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,9 +62,8 @@ def _outputs(label: str) -> list[str]:
 def main() -> None:
     """Reads --data, trains, and writes the result files."""
     restart_with_allocator()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    data = parser.parse_args().data
+    options = campaign.arguments(__doc__)
+    data = options.data
     cache_programs()
     dev, test = corpus(data, "val"), corpus(data, TEST)
     references = [target for _, target in test.pairs()]
@@ -79,7 +77,11 @@ def main() -> None:
     configs = {
         f"{name}_{seed}": make(data, seed=seed) for name, make in RECIPES.items() for seed in SEEDS
     }
-    campaign.study(NAME, configs, row, lambda rows: summarise(rows, references), Path("runs/seeds"))
+
+    def whole(rows: Rows) -> dict[str, Any]:
+        return summarise(rows, references)
+
+    campaign.study(NAME, configs, row, whole, Path("runs/seeds"), options.only)
 
 
 if __name__ == "__main__":

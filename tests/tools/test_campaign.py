@@ -41,6 +41,9 @@ def test_runs_are_trained_continued_and_measured(
     def row(_: str, trained: Run) -> dict[str, Any]:
         return measure(trained, dev, dev, "de")[0]
 
+    campaign.study("tiny", configs, row, lambda _: {"n": 0}, tmp_path, only=["b"])
+    assert "n" not in results.read("tiny")
+    assert list(results.read("tiny")["rows"]) == ["b"]
     campaign.study("tiny", configs, row, no_summary, tmp_path)
     configs["a"] = replace(configs["a"], train=replace(configs["a"].train, steps=6))
     before = (tmp_path / "b.log").read_bytes()
@@ -72,6 +75,11 @@ def test_rows_of_other_configs_data_and_versions_are_made_anew(
         other = stored | {"provenance": stored["provenance"] | part}
         results.write("tiny", "make tiny", {"rows": {"a": {"card": other}}})
         assert campaign.kept("tiny", configs) == {}
+
+
+def test_an_unknown_run_is_refused(configs: dict[str, Config], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="--only c: unknown; known are a, b"):
+        campaign.study("tiny", configs, lambda *_: {}, no_summary, tmp_path, only=["b", "c"])
 
 
 @pytest.mark.long
