@@ -152,8 +152,9 @@ class ModelConfig(_Section):
     d_ff: int = 2048
     """Width of the hidden layer of the feed-forward network."""
     max_length: int = 256
-    """Maximum length of a sentence in tokens, end symbol included; longer input is truncated with a
-    warning. An output has at most max_length tokens, and at most 2 S + 10 for a source of S."""
+    """Maximum length of a sentence in tokens, end symbol included. Longer pairs are left out of
+    training; longer input to translate is truncated with a warning. An output has at most
+    max_length tokens, and at most 2 S + 10 for a source of S."""
     norm: Literal["post", "pre"] = "post"
     """Layer normalization after each residual sum (as in the paper) or before each sub-layer."""
     norm_eps: float = 1e-6

@@ -16,7 +16,7 @@ from training_process import WHILE_SAVING, assert_same, begin, wait_for
 
 from transformer_jax.config import Config
 from transformer_jax.runs import checkpoint, run
-from transformer_jax.training import setup
+from transformer_jax.training import setup, signals
 from transformer_jax.training.trainer import train
 
 needs_main_thread = pytest.mark.skipif(
@@ -48,6 +48,23 @@ def stuck_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         if thread.name == "compile":
             thread.join()
     assert all(given_up)
+
+
+@needs_main_thread
+def test_a_signal_that_arrives_twice_is_a_single_request() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
+    try:
+        with signals.stop_signals() as stop:
+            again = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM))
+            again.start()
+            signal.raise_signal(signal.SIGTERM)
+            again.join()
+            assert (stop.signal, seen) == (signal.SIGTERM, [])
+            signal.raise_signal(signal.SIGTERM)
+            assert seen == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @needs_main_thread

@@ -10,6 +10,7 @@ import atexit
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ from transformer_jax.parallel.processes import end_now, maximum
 
 LOOK_SECONDS = 0.05
 """Seconds between two looks for a signal while a program is compiled."""
+
+TWICE_SECONDS = 0.25
+"""Seconds in which a signal that arrives again is the same request."""
 
 
 class Stopped(BaseException):
@@ -118,14 +122,18 @@ def ended_by_launcher(number: int, _: Any) -> NoReturn:
 def stop_signals() -> Iterator[StopRequest]:
     """Sets the request at the first SIGINT or SIGTERM; a second signal has its default effect.
 
-    Outside the main thread, which alone handles signals, the request is never set.
+    A program such as timeout(1) sends a signal to a process and to its group, so that it arrives
+    twice: within `TWICE_SECONDS` it is the same request. Outside the main thread, which alone handles signals, the request is never set.
     """
     request = StopRequest()
 
     def note(number: int, _: Any) -> None:
+        if request.signal:
+            return
+        request.signal = number
+        time.sleep(TWICE_SECONDS)
         for name, handler in old.items():
             signal.signal(name, _second(handler))
-        request.signal = number
 
     if threading.current_thread() is not threading.main_thread():
         yield request

@@ -312,6 +312,8 @@ class Trainer:
             f"{setup.loader.non_padding_fraction:.1%} of slots filled, "
             f"{len(sizes)} shapes (rows x source x target): {', '.join(sizes)}",
             f"devices: {setup.describe_devices()}",
+            "compiling: the training step, at the first batch of each shape; values follow every "
+            f"{self.config.train.log_every} steps",
             *describe_mixture(setup.examples.sizes, self.config.data),
         ]
         texts += [
