@@ -70,6 +70,7 @@ def test_bad_commands_and_options(
     assert "trian: unknown command; did you mean train?" in error_line(["trian"], capsys)
     assert "--run" in error_line(["translate"], capsys)
     assert "did you mean --beam" in error_line(["translate", "--run=x", "--bean=3"], capsys)
+    assert "did you mean --config" in error_line(["train", "--run=x", "--confg=y"], capsys)
     positions = "--config.model.positions=rotari"
     for width in range(40, 46):  # a message is wrapped, in another place at each
         monkeypatch.setenv("COLUMNS", str(width))

@@ -117,7 +117,7 @@ def _condense(message: str, kind: type[Any]) -> str:
         names = [field.name.replace("_", "-") for field in dataclasses.fields(section or kind)]
         if section is not None:
             return f"{text}; known: {', '.join(names)}"
-        return text + did_you_mean(unknown, [f"--{name}" for name in names])
+        return text + did_you_mean(unknown, [f"--{name}" for name in ("config", *names)])
     return text
 
 

@@ -7,7 +7,12 @@ from pathlib import Path
 from transformer_jax.attention_view import attention_view
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Attention
-from transformer_jax.cli.common import load_translator, parse_layer, require_matplotlib
+from transformer_jax.cli.common import (
+    load_translator,
+    output_file,
+    parse_layer,
+    require_matplotlib,
+)
 from transformer_jax.decoding.attention_weights import (
     SentenceWeights,
     View,
@@ -15,14 +20,17 @@ from transformer_jax.decoding.attention_weights import (
     choose_view,
 )
 from transformer_jax.errors import UserError
-from transformer_jax.files import local_path, write_whole
+from transformer_jax.files import write_whole
 
 PICTURES = (".svg", ".png", ".pdf")
 
 
 def run(options: Attention, arguments: ConfigArguments) -> None:
-    """Writes the page or the picture. UserError: there is no such attention, layer or head."""
-    path = local_path(options.output, "--output")
+    """Writes the page or the picture.
+
+    UserError: there is no such attention, layer or head, or the file cannot be written.
+    """
+    path = output_file(options.output)
     layer, head = parse_layer("--layer", options.layer) if options.layer else (None, None)
     is_page = path.suffix == ".html"
     if not (is_page or path.suffix in PICTURES):

@@ -9,6 +9,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
@@ -181,6 +182,16 @@ def progress(source: str, output: str) -> Iterator[Callable[[int], None]]:
         yield lambda count: bar.advance(task, count)
 
 
+def output_file(name: str) -> Path:
+    """Returns the path of `--output`. UserError: no file can be there."""
+    path = local_path(name, "--output")
+    if path.is_dir():
+        raise UserError(f"--output={path}: is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise UserError(f"--output={path}: there is no folder {path.parent}; make it first")
+    return path
+
+
 @contextlib.contextmanager
 def text_output(path: str) -> Iterator[IO[str]]:
     """Opens standard output ("-"), a device, or a file that is written whole or not at all."""
@@ -188,7 +199,7 @@ def text_output(path: str) -> Iterator[IO[str]]:
         yield sys.stdout
         sys.stdout.flush()
         return
-    file = local_path(path, "--output")
+    file = output_file(path)
     if path.endswith(".gz"):
         raise UserError(f"--output={path}: is written as plain text; name it without .gz")
     if file.exists() and not file.is_file():

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_jax.cli.commands import Plot
-from transformer_jax.cli.common import require_matplotlib
+from transformer_jax.cli.common import output_file, require_matplotlib
 from transformer_jax.errors import UserError
-from transformer_jax.files import find_path, local_path
+from transformer_jax.files import find_path
 from transformer_jax.json_text import parse_json
 from transformer_jax.training.reporters import read_metrics
 
@@ -22,8 +22,8 @@ def run(options: Plot) -> None:
     require_matplotlib("plot")
     from transformer_jax import plot
 
-    figure = _draw(options.sources)
-    plot.save(figure, local_path(options.output, "--output"))
+    path = output_file(options.output)
+    plot.save(_draw(options.sources), path)
 
 
 def _draw(sources: Sequence[str]) -> Figure:
@@ -42,8 +42,11 @@ def _draw(sources: Sequence[str]) -> Figure:
 
 
 def _of_run(name: str) -> list[dict[str, Any]]:
-    """Returns the records of a run's metrics."""
-    records = read_metrics(find_path(name) / "metrics.jsonl")
+    """Returns the records of a run's metrics. UserError: there is no run, or it has none."""
+    folder = find_path(name)
+    if not folder.is_dir():
+        raise UserError(f"run {name}: no such folder")
+    records = read_metrics(folder / "metrics.jsonl")
     if not any(record["kind"] in ("train", "evaluation") for record in records):
         raise UserError(f"run {name}: has no metrics to plot yet; train it first")
     return records

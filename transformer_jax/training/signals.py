@@ -123,7 +123,8 @@ def stop_signals() -> Iterator[StopRequest]:
     """Sets the request at the first SIGINT or SIGTERM; a second signal has its default effect.
 
     A program such as timeout(1) sends a signal to a process and to its group, so that it arrives
-    twice: within `TWICE_SECONDS` it is the same request. Outside the main thread, which alone handles signals, the request is never set.
+    twice: within `TWICE_SECONDS` it is the same request. Outside the main thread, which alone
+    handles signals, the request is never set.
     """
     request = StopRequest()
 
