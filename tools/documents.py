@@ -12,8 +12,10 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
+from tools import ablations, seeds
 from tools.real_sizes import RECIPES
 from transformer_jax import config as config_module
 from transformer_jax.benchmark import results
@@ -24,6 +26,9 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 PACKAGE = Path("transformer_jax")
+
+BLEU = ("bleu_lower_tokenised", "bleu_cased_13a")
+"""The scores of Multi30k that are shown side by side."""
 
 OTHER_FILES = {
     "deploy/": "scripts for Slurm, Kubernetes and TPU pods, which train until it has finished",
@@ -96,6 +101,51 @@ def multi30k_lengths() -> str:
     """Returns the development BLEU by the exponent of the length rule."""
     found = results.read("multi30k_en_de")["val_bleu_by_alpha"]
     return _table(("α", *found), [("BLEU on val", *(f"{bleu:.2f}" for bleu in found.values()))])
+
+
+def multi30k_seeds() -> str:
+    """Returns the scores of each seed of the recipe and of the one before, as far as trained."""
+    found = results.read("multi30k_seeds")["rows"]
+    rows = []
+    for name, title in (("recipe", "the recipe"), ("first", "the recipe before")):
+        runs = [found.get(f"{name}_{seed}") for seed in seeds.SEEDS]
+        rows.append((title, *map(_bleu, runs), _mean_bleu([run for run in runs if run])))
+    titles = (f"seed {seed}" for seed in seeds.SEEDS)
+    return _table(("lower-cased tokenised / cased", *titles, "mean ± deviation"), rows)
+
+
+def _bleu(run: dict[str, Any] | None) -> str:
+    """Returns both BLEU scores of a run; "" if it is not trained yet."""
+    return "" if run is None else " / ".join(f"{run[score]:.2f}" for score in BLEU)
+
+
+def _mean_bleu(runs: list[dict[str, Any]]) -> str:
+    """Returns the mean and the standard deviation of both BLEU scores; "" if a seed is missing."""
+    if len(runs) < len(seeds.SEEDS):
+        return ""
+    columns = ([run[score] for run in runs] for score in BLEU)
+    return " / ".join(f"{mean(column):.2f} ± {stdev(column):.2f}" for column in columns)
+
+
+def multi30k_ablations() -> str:
+    """Returns BLEU on val of each change to the recipe, as far as its runs are trained."""
+    found = results.read("ablations")
+    rows = []
+    for name in ablations.CHANGES:
+        runs = [found["rows"].get(f"{name}_{seed}") for seed in ablations.SEEDS]
+        if not any(runs):
+            continue
+        whole = found.get("changes", {}).get(name)
+        rows.append(
+            (
+                "the recipe" if name == ablations.BASE else f"`{name}`",
+                *("" if run is None else f"{run[ablations.SCORE]:.2f}" for run in runs),
+                f"{whole['difference']:+.2f}" if whole and name != ablations.BASE else "",
+                whole["verdict"] if whole and name != ablations.BASE else "",
+            )
+        )
+    titles = (f"seed {seed}" for seed in ablations.SEEDS)
+    return _table(("change", *titles, "difference", "better or worse"), rows)
 
 
 def _processor(found: dict[str, Any]) -> str:
@@ -530,6 +580,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "multi30k": multi30k,
     "multi30k_samples": multi30k_samples,
     "multi30k_lengths": multi30k_lengths,
+    "multi30k_seeds": multi30k_seeds,
+    "multi30k_ablations": multi30k_ablations,
     "decode": decode,
     "decode_ratios": decode_ratios,
     "decode_bleu": decode_bleu,

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,35 @@ def test_ratios_have_their_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents.results, "read", {"attention": found}.get)
     line = "| 64 | 0.50 (0.40 to 0.62) |  |  | 2.00 (1.00 to 3.00) |"
     assert documents.attention().splitlines()[2:] == [line]
+
+
+def test_a_seed_that_is_not_trained_has_an_empty_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {
+        f"first_{seed}": {"bleu_lower_tokenised": 38.0 + seed, "bleu_cased_13a": 37.0 + 2 * seed}
+        for seed in range(3)
+    }
+    rows["recipe_1"] = {"bleu_lower_tokenised": 41.0, "bleu_cased_13a": 40.5}
+    monkeypatch.setattr(documents.results, "read", {"multi30k_seeds": {"rows": rows}}.get)
+    assert documents.multi30k_seeds().splitlines()[2:] == [
+        "| the recipe |  | 41.00 / 40.50 |  |  |",
+        "| the recipe before | 38.00 / 37.00 | 39.00 / 39.00 | 40.00 / 41.00 "
+        "| 39.00 ± 1.00 / 39.00 ± 2.00 |",
+    ]
+
+
+def test_a_change_is_called_better_or_worse_once_all_are_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = {f"{name}_{seed}": {"val_bleu": 38.0} for name in ("recipe", "adam") for seed in (0, 1)}
+    found: dict[str, Any] = {"rows": rows | {"r_drop_0": {"val_bleu": 37.5}}}
+    monkeypatch.setattr(documents.results, "read", {"ablations": found}.get)
+    assert documents.multi30k_ablations().splitlines()[2:] == [
+        "| the recipe | 38.00 | 38.00 |  |  |",
+        "| `r_drop` | 37.50 |  |  |  |",
+        "| `adam` | 38.00 | 38.00 |  |  |",
+    ]
+    found["changes"] = {"adam": {"difference": -0.25, "verdict": "none"}}
+    assert "| `adam` | 38.00 | 38.00 | -0.25 | none |" in documents.multi30k_ablations()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*.json")), ids=lambda p: p.stem)
