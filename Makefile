@@ -28,7 +28,7 @@ help:
 	@echo "make small-data        train on few pairs, and with back-translation (4 hours), results/small_data.json"
 	@echo "make ablations         change one part of the recipe at a time (6 hours), results/ablations.json"
 	@echo "make libreoffice       train and evaluate on LibreOffice's help, results/libreoffice_en_de.json"
-	@echo "make attention-kinds   train nine kinds of attention on Multi30k (about 90 minutes)"
+	@echo "make attention-kinds   train nine variants of attention on Multi30k (about 90 minutes)"
 	@echo "make attention         measure the attention kernels and PyTorch's (about 20 minutes)"
 	@echo "make recipes           train latent attention and its baselines (5 minutes), results/recipes.json"
 	@echo "make layers            compare stacked and separate layers, results/layers.json"

@@ -659,11 +659,18 @@ def differences(old: Config, new: Config, *, all_fields: bool = False) -> list[s
     return _differences(old, new, "", all_fields)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns the end of a message on an unknown name: the nearest known name, or all of them."""
+OR_YOUR_OWN = ", or one of your own, whose module --import MODULE names"
+"""The end of a message on an unknown name of a table to which users can add."""
+
+
+def did_you_mean(name: str, known: Iterable[str], others: str = "") -> str:
+    """Returns the end of a message on an unknown name: the nearest known name, or all of them.
+
+    others: what may stand in place of those that are known.
+    """
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+    return f"; did you mean {near[0]}{others}?" if near else f"; known: {', '.join(known)}{others}"
 
 
 def load_config_file(path: str | Path) -> Config:

@@ -1,4 +1,4 @@
-"""Loads functions that a user names as MODULE:FUNCTION.
+"""Imports modules, and loads functions that a user names as MODULE:FUNCTION.
 
 The names come from a command line or from Python, never from a file.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
+from types import ModuleType
 from typing import Any
 
 from transformer_jax.errors import UserError
@@ -19,10 +20,21 @@ def is_function_name(name: str) -> bool:
     return ":" in name
 
 
-def search_current_folder(names: Sequence[str]) -> None:
-    """Lets modules of the current folder be imported, as `python -m` does, if a name needs one."""
-    if any(map(is_function_name, names)) and "" not in sys.path:
+def search_current_folder() -> None:
+    """Lets modules of the current folder be imported, as `python -m` does."""
+    if "" not in sys.path:
         sys.path.insert(0, "")
+
+
+def import_module(option: str, name: str) -> ModuleType:
+    """Returns the module of `name`, MODULE or MODULE:FUNCTION, that was given as `option`.
+
+    UserError: it cannot be imported.
+    """
+    try:
+        return importlib.import_module(name.partition(":")[0])
+    except Exception as error:  # the user's module may raise anything
+        raise UserError(f"{option} {name!r}: cannot be imported: {error}") from error
 
 
 def load_function(option: str, name: str) -> Callable[..., Any]:
@@ -31,12 +43,12 @@ def load_function(option: str, name: str) -> Callable[..., Any]:
     An exception that the function raises becomes a UserError that names `option`. UserError: there
     is no such function.
     """
-    module, colon, attribute = name.partition(":")
+    _, colon, attribute = name.partition(":")
     if not colon:
         raise UserError(f"{option} {name!r}: must be MODULE:FUNCTION")
     try:
-        function = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # the user's module may raise anything
+        function = getattr(import_module(option, name), attribute)
+    except AttributeError as error:
         raise UserError(f"{option} {name!r}: cannot be imported: {error}") from error
     if not callable(function):
         raise UserError(f"{option} {name!r}: is not a function")

@@ -18,7 +18,7 @@ from common import error_line
 from object_store import Bucket
 
 from transformer_jax.allocator import ALLOCATOR
-from transformer_jax.attention import layer_kinds
+from transformer_jax.attention import layer_kinds, scores
 from transformer_jax.cli.commands import COMMANDS
 from transformer_jax.cli.main import main
 from transformer_jax.config import Config, to_json
@@ -604,21 +604,22 @@ def test_a_kind_and_a_kernel_of_ones_own(
 ) -> None:
     """A run stores the kind's label and the kernel's name; loading it runs neither by itself."""
     (tmp_path / "own_attention.py").write_text(
-        "from transformer_jax.attention import AttentionOutput\n"
+        "from transformer_jax.attention import AttentionOutput, register_kind\n"
         "from transformer_jax.attention.reference import reference\n"
         "def sharp(inputs):\n"
         "    rest = inputs.key, inputs.value, inputs.mask\n"
         "    return AttentionOutput(*inputs.attend(2 * inputs.query, *rest))\n"
+        "register_kind('sharp', sharp)\n"
         "def kernel(*arguments, **options):\n"
         "    return reference(*arguments, **options)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    folder, kind = tmp_path / "run", ["--kind", "sharp=own_attention:sharp"]
+    folder, kind = tmp_path / "run", ["--import", "own_attention"]
     training = ["train", f"--config={config_file}", f"--run={folder}", "--config.train.steps=1"]
     training += ["--config.model.cross-attention.kind=sharp"]
     error = error_line(training, capsys)
     assert "model.cross_attention.kind='sharp': unknown" in error
-    assert "--kind sharp=MODULE:FUNCTION" in error
+    assert "or one of your own, whose module --import MODULE names" in error
     assert not folder.exists()
     main([*training, *kind, "--config.execution.kernel=own_attention:kernel"])
     stored = json.loads((folder / "config.json").read_text())["config"]
@@ -629,16 +630,42 @@ def test_a_kind_and_a_kernel_of_ones_own(
     translation = ["translate", f"--run={folder}", "--input=/dev/null"]
     capsys.readouterr()
     assert "model.cross_attention.kind='sharp': unknown" in error_line(translation, capsys)
+    monkeypatch.delitem(sys.modules, "own_attention")
     main([*translation, *kind])
     monkeypatch.delitem(layer_kinds.KINDS, "sharp")
-    for given, wanted in (
-        ("sharp", "--kind sharp: must be LABEL=MODULE:FUNCTION"),
-        ("=own_attention:sharp", "--kind =own_attention:sharp: must be LABEL=MODULE:FUNCTION"),
-        ("sharp=sharp", "--kind 'sharp': must be MODULE:FUNCTION"),
-        ("round=own_attention:sharp", "no attention of the config is of this kind; one is with"),
-        ("sharp=own_attention:blunt", "--kind 'own_attention:blunt': cannot be imported"),
-    ):
-        assert wanted in error_line([*translation, "--kind", given], capsys)
+
+
+def test_a_module_of_ones_own_is_imported_on_the_command_line_only(
+    config_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A run stores the name of a score, and loading it imports nothing by itself."""
+    (tmp_path / "own_score.py").write_text(
+        "from transformer_jax.attention.scores import SCORES\n"
+        "SCORES['own'] = SCORES['scaled_dot']\n"
+    )
+    monkeypatch.chdir(tmp_path)  # where the module is found
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    own = ["--import", "own_score"]
+    training = ["train", f"--config={config_file}", "--run=run", "--config.train.steps=1"]
+    training += ["--config.model.cross-attention.score=own"]
+    translation = ["translate", "--run=run", "--input=/dev/null"]
+    unknown = "model.cross_attention.score='own': unknown"
+    error = error_line(training, capsys)
+    assert unknown in error
+    assert "--import MODULE" in error
+    main([*training, *own])
+    for command in (translation, ["train", "--run=run", "--config.train.steps=2"]):
+        monkeypatch.delitem(scores.SCORES, "own")
+        monkeypatch.delitem(sys.modules, "own_score")
+        capsys.readouterr()
+        assert unknown in error_line(command, capsys)
+        main([*command, *own])
+    capsys.readouterr()
+    error = error_line([*translation, "--import", "nowhere"], capsys)
+    assert "--import 'nowhere': cannot be imported: No module named 'nowhere'" in error
 
 
 @pytest.mark.parametrize(

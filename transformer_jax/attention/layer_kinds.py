@@ -17,7 +17,7 @@ from transformer_jax.attention.gathered import local_p_gathered
 from transformer_jax.attention.masks import Mask, dense_mask
 from transformer_jax.attention.reinforce import reinforce, reinforce_to_go
 from transformer_jax.attention.scores import SCORES, Prepared, ScoreEntry
-from transformer_jax.config import AttentionConfig, did_you_mean
+from transformer_jax.config import OR_YOUR_OWN, AttentionConfig, did_you_mean
 from transformer_jax.errors import UserError
 from transformer_jax.types import AuxiliaryLoss, Key, Size
 
@@ -303,10 +303,8 @@ def register_kind(label: str, kind: KindFunction | Kind) -> None:
 def find_kind(role: str, label: str) -> Kind:
     """Returns the kind of that label. UserError: it is unknown; the message names `role`."""
     if label not in KINDS:
-        raise UserError(
-            f"model.{role}.kind={label!r}: unknown{did_you_mean(label, KINDS)}; register a kind of "
-            f"your own with --kind {label}=MODULE:FUNCTION"
-        )
+        hint = did_you_mean(label, KINDS, OR_YOUR_OWN)
+        raise UserError(f"model.{role}.kind={label!r}: unknown{hint}")
     return KINDS[label]
 
 

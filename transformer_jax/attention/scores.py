@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.config import did_you_mean
+from transformer_jax.config import OR_YOUR_OWN, did_you_mean
 from transformer_jax.errors import UserError
 
 
@@ -151,5 +151,6 @@ SCORES: dict[str, ScoreEntry] = {
 def find_score(field: str, name: str) -> ScoreEntry:
     """Returns the score function `name`. UserError: it is unknown; the message names `field`."""
     if name not in SCORES:
-        raise UserError(f"model.{field}.score={name!r}: unknown{did_you_mean(name, SCORES)}")
+        hint = did_you_mean(name, SCORES, OR_YOUR_OWN)
+        raise UserError(f"model.{field}.score={name!r}: unknown{hint}")
     return SCORES[name]

@@ -9,7 +9,7 @@ from transformer_jax.benchmark.attention import measure
 from transformer_jax.cli.commands import BenchAttention
 from transformer_jax.cli.common import require_matplotlib
 from transformer_jax.files import local_path
-from transformer_jax.user_code import search_current_folder
+from transformer_jax.user_code import is_function_name, search_current_folder
 
 
 def run(options: BenchAttention) -> None:
@@ -19,7 +19,8 @@ def run(options: BenchAttention) -> None:
     for option, path in (("--out", options.out), ("--dump", options.dump)):
         if path is not None:
             local_path(path, option)
-    search_current_folder(options.kernels)
+    if any(map(is_function_name, options.kernels)):
+        search_current_folder()
     measured = measure(options, options.dump)
     for folder in (options.out and options.out.parent, options.dump):
         if folder is not None:

@@ -33,8 +33,8 @@ class Options:
 class ModelOptions(Options):
     """Options of every command that builds a model."""
 
-    kind: Annotated[tuple[str, ...], arg(metavar="LABEL=M:F")] = ()
-    """Your own kinds: LABEL=MODULE:FUNCTION."""
+    modules: Annotated[tuple[str, ...], arg(name="import", metavar="MODULE")] = ()
+    """Modules of your own to import."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,8 @@ from typing import IO, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from transformer_jax.attention import register_kind
 from transformer_jax.cli.arguments import ConfigArguments
-from transformer_jax.cli.commands import PairOptions, ProcessOptions, SearchOptions
+from transformer_jax.cli.commands import ModelOptions, PairOptions, ProcessOptions, SearchOptions
 from transformer_jax.config import Config, MeshConfig, did_you_mean
 from transformer_jax.decoding.scoring import Attended
 from transformer_jax.decoding.translator import WINDOW, Translator
@@ -28,23 +27,24 @@ from transformer_jax.parallel.program_cache import cache_programs
 from transformer_jax.runs import run
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.text.files import read_lines
-from transformer_jax.user_code import load_function, search_current_folder
+from transformer_jax.user_code import import_module, is_function_name, search_current_folder
 
 
-def set_up(kinds: Sequence[str], config: Config) -> None:
-    """Registers the kinds of attention of `--kind`, and caches compiled programs."""
-    register_kinds(kinds, config)
+def set_up(options: ModelOptions, config: Config) -> None:
+    """Loads the user's code, and caches compiled programs."""
+    load_user_code(options, config)
     cache_programs()
 
 
-def register_kinds(kinds: Sequence[str], config: Config) -> None:
-    """Registers the kinds of attention of `--kind`.
+def load_user_code(options: ModelOptions, config: Config) -> None:
+    """Imports the modules of `--import`.
 
-    Modules of kinds and of the config's kernel are also found in the current folder.
+    They, and the module of the config's kernel, are also found in the current folder.
     """
-    search_current_folder([*kinds, config.execution.kernel])
-    for kind in kinds:
-        _register(kind, config)
+    if options.modules or is_function_name(config.execution.kernel):
+        search_current_folder()
+    for module in options.modules:
+        import_module("--import", module)
 
 
 def join_processes(options: ProcessOptions) -> None:
@@ -83,20 +83,6 @@ def make_mesh_config(axes: Sequence[str]) -> MeshConfig:
     return MeshConfig(**sizes)
 
 
-def _register(kind: str, config: Config) -> None:
-    label, equals, name = kind.partition("=")
-    if not (label and equals):
-        raise UserError(f"--kind {kind}: must be LABEL=MODULE:FUNCTION")
-    model = config.model
-    attentions = (model.encoder_attention, model.decoder_attention, model.cross_attention)
-    if label not in (attention.kind for attention in attentions):
-        raise UserError(
-            f"--kind {kind}: no attention of the config is of this kind; one is with "
-            f"--config.model.cross-attention.kind={label}"
-        )
-    register_kind(label, load_function("--kind", name))
-
-
 def load_translator(
     options: SearchOptions,
     arguments: ConfigArguments,
@@ -113,7 +99,7 @@ def load_translator(
     loaded, *others = map(run.load, options.run)
     if others and options.step is not None:
         raise UserError(f"--step={options.step}: needs one --run, not {len(options.run)}")
-    set_up(options.kind, loaded.config)
+    set_up(options, loaded.config)
     changes = {name: value for name, value in changes.items() if value is not None}
     config = arguments.resolve(loaded.config)
     decode = dataclasses.replace(config.decode, **changes)

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from transformer_jax.cli.commands import Export
-from transformer_jax.cli.common import register_kinds
+from transformer_jax.cli.common import load_user_code
 from transformer_jax.errors import UserError
 from transformer_jax.files import local_path
 from transformer_jax.interop import ctranslate2, stablehlo
@@ -25,7 +25,7 @@ def run(options: Export) -> None:
     if folder.exists():
         raise UserError(f"--out={folder}: exists already; name a new folder")
     loaded = runs.load(options.run)
-    register_kinds(options.kind, loaded.config)
+    load_user_code(options, loaded.config)
     loaded.require_float32()
     model, tokenizers = loaded.config.model, loaded.tokenizers
     sizes = tokenizers.source.size, tokenizers.target.size

@@ -12,7 +12,7 @@ import jax
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Inspect
-from transformer_jax.cli.common import register_kinds
+from transformer_jax.cli.common import load_user_code
 from transformer_jax.config import DATA_PARALLEL, Config, to_json
 from transformer_jax.data.buckets import Shape
 from transformer_jax.data.order import LATEST, describe_mixture
@@ -37,7 +37,7 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
     """Prints the config and what training takes; for a run, first what needs no data."""
     known = None if options.run is None else runs.load(options.run)
     config = arguments.resolve(None if known is None else known.config)
-    register_kinds(options.kind, config)  # programs are not cached: their compilation is timed
+    load_user_code(options, config)  # programs are not cached: their compilation is timed
     config = config if options.topology is None else for_other_devices(config)
     devices = _devices(options)
     number = len(devices) if isinstance(devices, list) else devices

@@ -26,7 +26,7 @@ def run(options: Train, arguments: ConfigArguments) -> None:
         origin, stored = _stored_config(options.run, loaded)
         _require_no_code(origin, stored, arguments)
     config = arguments.resolve(stored)
-    set_up(options.kind, config)
+    set_up(options, config)
     with ExitStack() as stack:
         reporters: list[Reporter] = [stack.enter_context(Terminal())]
         if options.tensorboard:

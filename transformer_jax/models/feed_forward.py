@@ -10,7 +10,7 @@ from collections.abc import Callable
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from transformer_jax.config import ModelConfig, did_you_mean
+from transformer_jax.config import OR_YOUR_OWN, ModelConfig, did_you_mean
 from transformer_jax.dense import dense
 from transformer_jax.dropout import dropout
 from transformer_jax.errors import UserError
@@ -31,7 +31,8 @@ ACTIVATIONS: dict[str, Callable[[Project], Float[Array, "B T F"]]] = {
 def find_activation(name: str) -> Callable[[Project], Float[Array, "B T F"]]:
     """Returns the hidden layer `name`. UserError: it is unknown."""
     if name not in ACTIVATIONS:
-        raise UserError(f"model.activation={name!r}: unknown{did_you_mean(name, ACTIVATIONS)}")
+        hint = did_you_mean(name, ACTIVATIONS, OR_YOUR_OWN)
+        raise UserError(f"model.activation={name!r}: unknown{hint}")
     return ACTIVATIONS[name]
 
 
