@@ -582,6 +582,13 @@ def test_a_run_is_loaded_once(
     assert len(read) == 1
 
 
+def test_inspection_shows_no_config_whose_data_are_missing(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["inspect", f"--config={config_file}", "--config.data.train=gone.tsv"]
+    assert "gone.tsv" in error_line(command, capsys)
+
+
 def test_inspection_needs_no_data_for_what_the_run_holds(
     fixtures: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

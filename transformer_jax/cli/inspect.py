@@ -34,7 +34,10 @@ from transformer_jax.training.setup import check_config, prepare
 
 
 def run(options: Inspect, arguments: ConfigArguments) -> None:
-    """Prints the config and what training takes; for a run, first what needs no data."""
+    """Prints the config and what training takes; for a run, first what needs no data.
+
+    Of a config alone nothing is printed before its data are found to be good.
+    """
     known = None if options.run is None else runs.load(options.run)
     config = arguments.resolve(None if known is None else known.config)
     load_user_code(options, config)  # programs are not cached: their compilation is timed
@@ -44,9 +47,8 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
     check_config(config, number)
     if options.compile and config.execution.executor == "pmap":
         raise UserError("--compile: needs execution.executor=jit, not pmap")
-    for line in json.dumps(to_json(config), indent=1, ensure_ascii=False).split("\n"):
-        print(printable(line))
     if known is not None:
+        _print_config(config)
         steps = checkpoint.steps(known.checkpoints)
         print(f"checkpoints {', '.join(map(str, steps)) or 'none'}")
         _print_sizes(config, known.tokenizers)
@@ -54,6 +56,7 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
     rows = replace(config.optimizer, accumulate=1, microbatch_tokens=None)  # the planner's matter
     setup = prepare(replace(config, mesh=DATA_PARALLEL, optimizer=rows), known, order=order)
     if known is None:
+        _print_config(config)
         _print_sizes(config, setup.tokenizers)
     print(f"corpus      {setup.examples.report}")
     for line in describe_mixture(setup.examples.sizes, config.data):
@@ -127,6 +130,11 @@ def _print_remedies(planner: Planner, shapes: Sequence[Shape], limit: int, compi
 
 def _mib(count: int) -> str:
     return f"{count / 2**20:,.1f}"
+
+
+def _print_config(config: Config) -> None:
+    for line in json.dumps(to_json(config), indent=1, ensure_ascii=False).split("\n"):
+        print(printable(line))
 
 
 def _print_sizes(config: Config, tokenizers: Tokenizers) -> None:
