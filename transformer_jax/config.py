@@ -659,18 +659,15 @@ def differences(old: Config, new: Config, *, all_fields: bool = False) -> list[s
     return _differences(old, new, "", all_fields)
 
 
-OR_YOUR_OWN = ", or one of your own, whose module --import MODULE names"
+OR_YOUR_OWN = "; one of your own needs --import MODULE"
 """The end of a message on an unknown name of a table to which users can add."""
 
 
-def did_you_mean(name: str, known: Iterable[str], others: str = "") -> str:
-    """Returns the end of a message on an unknown name: the nearest known name, or all of them.
-
-    others: what may stand in place of those that are known.
-    """
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns the end of a message on an unknown name: the nearest known name, or all of them."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}{others}?" if near else f"; known: {', '.join(known)}{others}"
+    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
 
 
 def load_config_file(path: str | Path) -> Config:

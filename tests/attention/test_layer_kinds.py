@@ -353,8 +353,8 @@ def test_a_kind_of_ones_own() -> None:
     unknown = tiny(**everywhere("cross_attention", kind="cosinus"))
     with pytest.raises(
         ValueError,
-        match=r"model\.cross_attention\.kind='cosinus': unknown; did you mean cosine, "
-        r"or one of your own, whose module --import MODULE names\?",
+        match=r"model\.cross_attention\.kind='cosinus': unknown; did you mean cosine\?; "
+        r"one of your own needs --import MODULE",
     ):
         forward(unknown)(make_batch(LENGTHS))
 

@@ -626,7 +626,7 @@ def test_a_kind_and_a_kernel_of_ones_own(
     training += ["--config.model.cross-attention.kind=sharp"]
     error = error_line(training, capsys)
     assert "model.cross_attention.kind='sharp': unknown" in error
-    assert "or one of your own, whose module --import MODULE names" in error
+    assert "; one of your own needs --import MODULE" in error
     assert not folder.exists()
     main([*training, *kind, "--config.execution.kernel=own_attention:kernel"])
     stored = json.loads((folder / "config.json").read_text())["config"]

@@ -303,7 +303,7 @@ def register_kind(label: str, kind: KindFunction | Kind) -> None:
 def find_kind(role: str, label: str) -> Kind:
     """Returns the kind of that label. UserError: it is unknown; the message names `role`."""
     if label not in KINDS:
-        hint = did_you_mean(label, KINDS, OR_YOUR_OWN)
+        hint = did_you_mean(label, KINDS) + OR_YOUR_OWN
         raise UserError(f"model.{role}.kind={label!r}: unknown{hint}")
     return KINDS[label]
 

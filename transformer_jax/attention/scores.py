@@ -151,6 +151,6 @@ SCORES: dict[str, ScoreEntry] = {
 def find_score(field: str, name: str) -> ScoreEntry:
     """Returns the score function `name`. UserError: it is unknown; the message names `field`."""
     if name not in SCORES:
-        hint = did_you_mean(name, SCORES, OR_YOUR_OWN)
+        hint = did_you_mean(name, SCORES) + OR_YOUR_OWN
         raise UserError(f"model.{field}.score={name!r}: unknown{hint}")
     return SCORES[name]

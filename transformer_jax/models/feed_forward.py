@@ -31,7 +31,7 @@ ACTIVATIONS: dict[str, Callable[[Project], Float[Array, "B T F"]]] = {
 def find_activation(name: str) -> Callable[[Project], Float[Array, "B T F"]]:
     """Returns the hidden layer `name`. UserError: it is unknown."""
     if name not in ACTIVATIONS:
-        hint = did_you_mean(name, ACTIVATIONS, OR_YOUR_OWN)
+        hint = did_you_mean(name, ACTIVATIONS) + OR_YOUR_OWN
         raise UserError(f"model.activation={name!r}: unknown{hint}")
     return ACTIVATIONS[name]
 

@@ -57,7 +57,7 @@ def find_schedule(config: OptimizerConfig) -> Schedule:
     """Returns the config's schedule. UserError: it is unknown, or `decay_steps` does not fit it."""
     name = config.schedule
     if name not in SCHEDULES:
-        hint = did_you_mean(name, SCHEDULES, OR_YOUR_OWN)
+        hint = did_you_mean(name, SCHEDULES) + OR_YOUR_OWN
         raise UserError(f"optimizer.schedule={name!r}: unknown{hint}")
     schedule, end = SCHEDULES[name], config.decay_steps
     if schedule.ends and (end is None or end <= config.warmup):
