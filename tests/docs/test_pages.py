@@ -30,6 +30,7 @@ from transformer_jax.cli import main as command_line
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.config import Config
 from transformer_jax.runs.run import Run
+from transformer_jax.training.trainer import train
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,14 +53,25 @@ def pages(*languages: str) -> list[Any]:
     return [pytest.param(page, id=page.stem) for page in having]
 
 
+@pytest.fixture(scope="module")
+def config(tiny_config: Config) -> Config:
+    """The tiny config without attention dropout, as a reader's: some scores refuse it."""
+    model = dataclasses.replace(tiny_config.model, attention_dropout=0.0)
+    return dataclasses.replace(tiny_config, model=model)
+
+
+@pytest.fixture(scope="module")
+def quickstart(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run of a reader."""
+    return train(config, tmp_path_factory.mktemp("runs") / "quickstart")
+
+
 @pytest.fixture
-def folder(tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a reader, but for the run. It is the current one."""
     (tmp_path / "configs").mkdir()
-    # As in those configs; scores without a kernel refuse attention dropout.
-    model = dataclasses.replace(tiny_config.model, attention_dropout=0.0)
     for path in (ROOT / "configs").glob("*.py"):
-        config_file(dataclasses.replace(tiny_config, model=model), tmp_path / "configs" / path.name)
+        config_file(config, tmp_path / "configs" / path.name)
     for name in ("train", "dev"):
         write_pairs(tmp_path, name, 64, 3)
     monkeypatch.chdir(tmp_path)
@@ -93,8 +105,8 @@ def run_shell(text: str, folder: Path) -> tuple[int, str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", pages("python", "sh", "console"))
-def test_the_code_of_a_page_runs(page: Path, folder: Path, finished: Run) -> None:
-    shutil.copytree(str(finished.folder), folder / "runs" / "quickstart")
+def test_the_code_of_a_page_runs(page: Path, folder: Path, quickstart: Run) -> None:
+    shutil.copytree(str(quickstart.folder), folder / "runs" / "quickstart")
     space: dict[str, Any] = {}
     for language, text in blocks(page):
         if language == "python":

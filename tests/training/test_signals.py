@@ -68,6 +68,24 @@ def test_a_signal_that_arrives_twice_is_a_single_request() -> None:
 
 
 @needs_main_thread
+def test_two_signals_that_python_sees_at_once_are_a_single_request() -> None:
+    """As from a terminal and a supervisor together. Python handles both in one go."""
+    both, seen = (signal.SIGINT, signal.SIGTERM), []
+    before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
+    try:
+        with signals.stop_signals() as stop:
+            signal.pthread_sigmask(signal.SIG_BLOCK, both)
+            for number in both:
+                os.kill(os.getpid(), number)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
+            assert (stop.signal, seen) == (signal.SIGINT, [])
+            signal.raise_signal(signal.SIGTERM)
+            assert seen == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@needs_main_thread
 @pytest.mark.parametrize(
     ("n", "shapes", "saved"),
     [

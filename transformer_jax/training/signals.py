@@ -133,6 +133,9 @@ def stop_signals() -> Iterator[StopRequest]:
             return
         request.signal = number
         time.sleep(TWICE_SECONDS)
+        # Python has noted, but not yet handled, a signal that arrived together with this one. It
+        # would go to the handlers below; with any new signal Python also handles the noted one.
+        signal.raise_signal(number)
         for name, handler in old.items():
             signal.signal(name, _second(handler))
 
