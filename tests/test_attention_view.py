@@ -148,6 +148,7 @@ def test_a_picture_needs_matplotlib(
         ([f"{tmp_path}/x.doc"], "unknown format; name a file that ends with .html, .svg,"),
         ([f"{tmp_path}/x.html", "--layer=last"], "--layer last: must be LAYER"),
         ([f"{tmp_path}/x.html", "--layer=9"], "cross attention: layer 9: does not exist"),
+        ([f"{tmp_path}/x.html", "--run=r"], "--run: given 2 times; name the run to look into"),
     ):
         assert message in error_line([*command, *options], capsys)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

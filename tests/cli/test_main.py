@@ -61,6 +61,7 @@ def test_help_fits_a_screen_and_shows_an_example(
     assert not stop.value.code
     text = capsys.readouterr().out
     assert len(text.rstrip().splitlines()) <= 25
+    assert "(default: )" not in text
     assert f"transformer-jax {command} --" in text
 
 

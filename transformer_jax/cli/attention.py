@@ -28,8 +28,11 @@ PICTURES = (".svg", ".png", ".pdf")
 def run(options: Attention, arguments: ConfigArguments) -> None:
     """Writes the page or the picture.
 
-    UserError: there is no such attention, layer or head, or the file cannot be written.
+    UserError: there are several runs or no such attention, layer or head, or the file cannot be
+    written.
     """
+    if len(options.run) > 1:
+        raise UserError(f"--run: given {len(options.run)} times; name the run to look into")
     path = output_file(options.output)
     layer, head = parse_layer("--layer", options.layer) if options.layer else (None, None)
     is_page = path.suffix == ".html"

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
 from transformer_jax.benchmark.settings import AttentionBenchmark, DType, MaskName
 from transformer_jax.errors import UserError
+
+
+def several(metavar: str, **more: Any) -> Any:
+    """Describes an option of several values; its default, none, is not shown."""
+    return arg(metavar=metavar, help_behavior_hint="", **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +38,7 @@ class Options:
 class ModelOptions(Options):
     """Options of every command that builds a model."""
 
-    modules: Annotated[tuple[str, ...], arg(name="import", metavar="MODULE")] = ()
+    modules: Annotated[tuple[str, ...], several("MODULE", name="import")] = ()
     """Modules of your own to import."""
 
 
@@ -86,7 +91,7 @@ class SearchOptions(ProcessOptions, ModelOptions):
     """Folder of the run; several: an ensemble."""
     step: Annotated[int | None, arg(metavar="N")] = None
     """Checkpoint; default: the best one."""
-    mesh: Annotated[tuple[str, ...], arg(metavar="AXIS=N")] = ()
+    mesh: Annotated[tuple[str, ...], several("AXIS=N")] = ()
     """Mesh of devices, such as fsdp=4."""
 
     def __post_init__(self) -> None:
@@ -113,7 +118,7 @@ class Translate(SearchOptions):
     """Text file of how each output begins."""
     phrases: Annotated[str | None, arg(metavar="FILE")] = None
     """Phrases of each output, tabs between."""
-    align: Annotated[tuple[str, ...], arg(metavar="LAYER")] = ()
+    align: Annotated[tuple[str, ...], several("LAYER")] = ()
     """What aligns words, or all; needs --json."""
     json: bool = False
     """Write a JSON object for each line."""
@@ -138,7 +143,7 @@ class BackTranslate(SearchOptions):
 class PairOptions(SearchOptions):
     """Options of every command that reads pairs of lines with a trained model."""
 
-    data: Annotated[tuple[str, ...], arg(metavar="CORPUS")] = ()
+    data: Annotated[tuple[str, ...], several("CORPUS")] = ()
     """Corpora; default: the run's data.dev."""
 
 
@@ -185,7 +190,7 @@ class Align(PairOptions):
     transformer-jax align --run=runs/quickstart --data test.en,test.de --layer 2
     """
 
-    layer: Annotated[tuple[str, ...], arg(metavar="LAYER[.HEAD]")] = ()
+    layer: Annotated[tuple[str, ...], several("LAYER[.HEAD]")] = ()
     """Layers or heads to average; default: all."""
     pieces: bool = False
     """Align the pieces of words."""
@@ -217,7 +222,7 @@ class Plot(Options):
     transformer-jax plot --output=curves.svg runs/quickstart runs/mine
     """
 
-    sources: Annotated[tuple[str, ...], Positional, arg(metavar="RUN|FILE")]
+    sources: Annotated[tuple[str, ...], Positional, several("RUN|FILE")]
     """Runs, or results/NAME.json."""
     output: Annotated[str, arg(metavar="FILE", aliases=["-o"])]
     """Picture to write: .svg, .png or .pdf."""
@@ -240,7 +245,7 @@ class Average(Options):
     """Folder of the new run."""
     last: Annotated[int | None, arg(metavar="N")] = None
     """Number of newest checkpoints; default: all but an older best one."""
-    steps: tuple[int, ...] = ()
+    steps: Annotated[tuple[int, ...], several("STEP")] = ()
     """Steps of the checkpoints, instead of the newest."""
 
 
@@ -295,7 +300,7 @@ class BenchAttention(AttentionBenchmark, Options):
     head_size: Annotated[int, arg(metavar="H")] = AttentionBenchmark.head_size
     masks: Annotated[tuple[MaskName, ...], arg(metavar="full|causal")] = AttentionBenchmark.masks
     dtypes: Annotated[tuple[DType, ...], arg(metavar="TYPE")] = AttentionBenchmark.dtypes
-    kernels: Annotated[tuple[str, ...], arg(metavar="KERNEL")] = AttentionBenchmark.kernels
+    kernels: Annotated[tuple[str, ...], several("KERNEL")] = AttentionBenchmark.kernels
     out: Annotated[Path | None, arg(metavar="FILE")] = None
     """Write FILE.json and the plot FILE.svg."""
     dump: Annotated[Path | None, arg(metavar="DIR")] = None
