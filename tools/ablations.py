@@ -55,9 +55,7 @@ CHANGES: dict[str, Callable[[Config], Config]] = {
     "bpe_dropout": _tokenizer(sampling=0.1),
     "adam": _optimizer(kind="adam"),
     "attention_of_the_paper": _model(positions="sinusoidal", kv_heads=None),
-    "inverse_sqrt": _optimizer(schedule="inverse_sqrt", decay_steps=None),
     "no_averaging": _optimizer(ema=None),
-    "no_smoothing": _optimizer(label_smoothing=0.0),
     "shallow_decoder": _model(decoder_layers=1),
 }
 
