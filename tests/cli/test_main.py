@@ -337,11 +337,12 @@ def test_evaluation_prints_scores_and_signatures(
     main(["evaluate", f"--run={finished.folder}", "--language=de", "--show=2"])
     text = capsys.readouterr().out
     assert text.count("reference ") == 2
+    assert f"{finished.config.data.dev[0]}, step {finished.best_step()}: bleu " in text
     assert "tok:13a" in text
     assert "bleu_lower_tokenised" in text
     main(["evaluate", f"--run={finished.folder}", "--json", "--beam=1"])
     found = json.loads(capsys.readouterr().out)
-    assert found["search"]["beam"] == 1
+    assert (found["search"]["beam"], found["steps"]) == (1, [finished.best_step()])
     assert {"bleu", "chrf", "exact", "loss", "perplexity", "signatures"} <= found.keys()
 
 

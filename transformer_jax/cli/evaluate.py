@@ -48,14 +48,16 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
         difference = None
         if baseline is not None:
             difference = compare(baseline, found.outputs, found.references)
+        title = f"{printable(found.corpus)}, step {', '.join(map(str, translator.steps))}"
         if options.json:
-            record = {"corpus": found.corpus, "search": dataclasses.asdict(found.search)}
+            record = {"corpus": found.corpus, "steps": translator.steps}
+            record |= {"search": dataclasses.asdict(found.search)}
             more = {} if difference is None else {"baseline": difference}
             print(json.dumps(record | found.scores | more))
         elif len(searches) > 1:
-            _print_row(found, header=found.search == searches[0])
+            _print_row(found, title if found.search == searches[0] else None)
         else:
-            _print(found, options.show, options.worst)
+            _print(found, title, options.show, options.worst)
         if difference is not None and not options.json:
             _print_difference(difference)
 
@@ -91,7 +93,7 @@ def _searches(
     return [dataclasses.replace(decode, beam=beam, alpha=alpha) for beam, alpha in pairs]
 
 
-def _print(found: Evaluation, show: int, worst: int) -> None:
+def _print(found: Evaluation, title: str, show: int, worst: int) -> None:
     triples = list(zip(found.sources, found.outputs, found.references, strict=True))
     _print_lines("", triples[:show])
     if worst:
@@ -101,7 +103,7 @@ def _print(found: Evaluation, show: int, worst: int) -> None:
     scores: dict[str, Any] = dict(found.scores)
     signatures = scores.pop("signatures")
     values = "  ".join(f"{name} {value:.4g}" for name, value in scores.items())
-    print(f"{printable(found.corpus)}: {values}")
+    print(f"{title}: {values}")
     for name, signature in signatures.items():
         print(f"    {name}: {signature}")
 
@@ -113,10 +115,10 @@ def _print_lines(title: str, triples: Sequence[tuple[str, str, str]]) -> None:
         print(f"{title}reference  {printable(reference)}\n")
 
 
-def _print_row(found: Evaluation, *, header: bool) -> None:
-    """Prints a row of the table of several searches; the first one after its header."""
-    if header:
-        print(printable(found.corpus))
+def _print_row(found: Evaluation, title: str | None) -> None:
+    """Prints a row of the table of several searches; the first one after the table's title."""
+    if title:
+        print(title)
         for signature in found.scores["signatures"].values():
             print(f"    {signature}")
         print("  ".join(f"{name:>15}" for name in ("beam", "alpha", *COLUMNS)))

@@ -52,6 +52,9 @@ class TrainedModel:
     others: the other models of an ensemble, with the same tokenizers.
     """
 
+    steps: tuple[int, ...] = ()
+    """The checkpoints that were loaded, one of each run; none, if the parameters were given."""
+
     def __init__(
         self,
         config: Config,
@@ -104,9 +107,14 @@ class TrainedModel:
             config = dataclasses.replace(config, decode=decode)
         for other in others:
             _require_same_ids(first, other)
-        members = [Member(other.config.model, _load_params(other)) for other in others]
-        params = _load_params(first, step)
-        return cls(config, first.tokenizers, params, others=members, **options)
+        steps = [first.best_step() if step is None else step, *(o.best_step() for o in others)]
+        models = [
+            Member(each.config.model, _load_params(each, own))
+            for each, own in zip((first, *others), steps, strict=True)
+        ]
+        trained = cls(config, first.tokenizers, models[0].params, others=models[1:], **options)
+        trained.steps = tuple(steps)
+        return trained
 
     @property
     def model(self) -> Model:
@@ -126,7 +134,7 @@ class TrainedModel:
     def with_params(self: Trained, params: Params) -> Trained:
         """Returns the same with other parameters, which shares the compiled programs."""
         other = copy.copy(self)
-        other.params = params
+        other.params, other.steps = params, ()
         return other
 
     def encode(self, line: str, number: int | None = None) -> list[int]:
@@ -173,7 +181,7 @@ def padded(rows: Sequence[Sequence[int]], shape: tuple[int, int]) -> Int[np.ndar
     return array
 
 
-def _load_params(loaded: Run, step: int | None = None) -> Params:
+def _load_params(loaded: Run, step: int) -> Params:
     sizes = loaded.tokenizers.source.size, loaded.tokenizers.target.size
     return loaded.params(step, abstract_params(loaded.config.model, *sizes))
 
