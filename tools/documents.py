@@ -31,7 +31,7 @@ BLEU = ("bleu_lower_tokenised", "bleu_cased_13a")
 """The scores of Multi30k that are shown side by side."""
 
 OTHER_FILES = {
-    "deploy/": "scripts for Slurm, Kubernetes and TPU pods, which train until it has finished",
+    "deploy/": "scripts for Slurm, Kubernetes and TPU pods, which restart training until its end",
     "tests/": "a folder for each package, and fixtures",
     "docs/": "the pages of the site: tutorial, how-to pages, the paper in the code, results",
     "CONTRIBUTING.md": "the architecture, the rules of the code, and where to change what",
@@ -384,7 +384,7 @@ def _spread(shares: list[float]) -> str:
 
 def attention_kinds() -> str:
     """Returns the scores of the same model with each kind of attention."""
-    head = ("kind", "validation loss", "BLEU", "chrF2", "parameters", "tokens a second")
+    head = ("variant", "validation loss", "BLEU", "chrF2", "parameters", "tokens a second")
     rows = [
         (
             f"`{label}`",
