@@ -40,7 +40,7 @@ help:
 	@echo "make remat             measure policies of rematerialization, results/remat.json"
 	@echo "make devices           compare a run on many meshes and processes (10 minutes), results/devices.json"
 	@echo "make faults            kill, signal, fill and damage runs (40 minutes), results/faults.json"
-	@echo "make scaling           compile for TPU slices ahead of time (an hour), results/scaling.json"
+	@echo "make scaling           compile for TPU slices ahead of time (three hours), results/scaling.json"
 	@echo "make real-sizes        plan the recipes of IWSLT14 and WMT14, results/real_sizes.json"
 	@echo "make gpu               test and measure on a GPU with PYTHON (at most 10 minutes), results/gpu.json"
 	@echo "make bench-decode      compare decoding with CTranslate2 and Hugging Face (an hour, with training), results/decode.json"

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from tools import ablations, seeds
 from tools.real_sizes import RECIPES
@@ -551,13 +551,17 @@ def config_table() -> str:
 def _field_rows(
     section: Any, texts: dict[tuple[str, str], str], name: str = ""
 ) -> Iterator[tuple[str, ...]]:
+    hints = get_type_hints(type(section))
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if dataclasses.is_dataclass(value):
             yield from _field_rows(value, texts, f"{name}{field.name}.")
         else:
             text = " ".join(texts[type(section).__name__, field.name].split())
-            yield f"`{name}{field.name}`", f"`{value!r}`", text
+            choices = get_args(hints[field.name])
+            others = [f"`{x!r}`" for x in choices if isinstance(x, str) and x != value]
+            default = f"`{value!r}`" + (f" (or {', '.join(others)})" if others else "")
+            yield f"`{name}{field.name}`", default, text
 
 
 def tree() -> str:

@@ -154,18 +154,19 @@ class ModelConfig(_Section):
     max_length: int = 256
     """Maximum length of a sentence in tokens, end symbol included. Longer pairs are left out of
     training; longer input to translate is truncated with a warning. An output has at most
-    max_length tokens, and at most 2 S + 10 for a source of S."""
+    max_length tokens; see decode.max_ratio, too."""
     norm: Literal["post", "pre"] = "post"
-    """Layer normalization after each residual sum (as in the paper) or before each sub-layer."""
+    """Layer normalization after each residual sum, as in the paper (post), or before each sub-layer
+    (pre)."""
     norm_eps: float = 1e-6
     """Added to the variance in layer normalization."""
     positions: Literal["sinusoidal", "learned", "rotary", "alibi", "relative", "none"] = (
         "sinusoidal"
     )
     """Position encoding: added to the embeddings (section 3.5: sinusoidal, learned), or within
-    self-attention (rotary, alibi, relative)."""
+    self-attention (rotary, alibi, relative), or none."""
     position_layout: Literal["interleaved", "halves"] = "interleaved"
-    """Sine and cosine in alternating columns (as in the paper) or in two halves."""
+    """Sine and cosine in alternating columns, as in the paper (interleaved), or in two halves."""
     activation: str = "relu"
     """Hidden layer of the feed-forward network: relu (as in the paper), gelu (the exact one), silu
     or swiglu (silu with a gate)."""
@@ -554,7 +555,7 @@ class ExecutionConfig(_Section):
     executor: Literal["jit", "pmap"] = field(default="jit", metadata=_NOT_COMPARED)
     """JAX's transformation that compiles the training step for several devices."""
     kernel: str = field(default="auto", metadata=_NOT_COMPARED)
-    """Kernel that computes soft and local-m attention with product scores in training: auto,
+    """Kernel that computes soft, local-m and plain attention with product scores in training: auto,
     reference, blockwise, xla, cudnn, pallas, or your own function, MODULE:FUNCTION."""
     deterministic: bool = field(default=False, metadata=_NOT_COMPARED)
     """Whether GPUs compute the same bits in every run, perhaps more slowly: XLA then uses only
