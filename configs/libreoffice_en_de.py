@@ -12,7 +12,7 @@ from pathlib import Path
 
 from transformer_jax.config import Config, load_config_file
 
-STEPS = 6_000
+STEPS = 4_000
 
 
 def get_config() -> Config:

@@ -75,8 +75,8 @@ def test_two_signals_that_python_sees_at_once_are_a_single_request() -> None:
     try:
         with signals.stop_signals() as stop:
             signal.pthread_sigmask(signal.SIG_BLOCK, both)
-            for number in both:
-                os.kill(os.getpid(), number)
+            for number in both:  # not to the process, whose other threads block neither
+                signal.pthread_kill(threading.get_ident(), number)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
             assert (stop.signal, seen) == (signal.SIGINT, [])
             signal.raise_signal(signal.SIGTERM)
