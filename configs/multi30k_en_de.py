@@ -1,4 +1,4 @@
-"""Multi30k, English to German: about two hours on a CPU core.
+"""Multi30k, English to German: two to three hours on a CPU.
 
 Name the files on the command line, or use `make multi30k`, which also evaluates:
 

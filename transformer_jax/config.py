@@ -491,8 +491,8 @@ class DecodeConfig(_Section):
     """Exponent of the length rule, or its reward for each token; 0: the log probability as it
     is."""
     stop: Literal["final", "first"] = field(default="final", metadata=_NOT_COMPARED)
-    """When beam search stops: once no other hypothesis can be among the n best (final), or once as
-    many as the beam has have ended (first)."""
+    """When beam search stops: once no other hypothesis can be among the n best (final), or once
+    `beam` of them have ended (first)."""
     sample: bool = field(default=False, metadata=_NOT_COMPARED)
     """Whether to draw tokens at random instead of searching for the best."""
     temperature: float = field(default=1.0, metadata=_NOT_COMPARED)

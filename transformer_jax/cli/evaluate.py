@@ -50,8 +50,11 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
             difference = compare(baseline, found.outputs, found.references)
         title = f"{printable(found.corpus)}, step {', '.join(map(str, translator.steps))}"
         if options.json:
-            record = {"corpus": found.corpus, "steps": translator.steps}
-            record |= {"search": dataclasses.asdict(found.search)}
+            record = {
+                "corpus": found.corpus,
+                "steps": translator.steps,
+                "search": dataclasses.asdict(found.search),
+            }
             more = {} if difference is None else {"baseline": difference}
             print(json.dumps(record | found.scores | more))
         elif len(searches) > 1:
