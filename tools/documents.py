@@ -66,25 +66,32 @@ def real_sizes() -> str:
 
 
 def multi30k() -> str:
-    """Returns the scores, their signatures, the size and the cost of the model of Multi30k."""
-    found = results.read("multi30k_en_de")
-    signatures = {name: text.replace("|", "\\|") for name, text in found["signatures"].items()}
+    """Returns the scores, their signatures, the size and the cost of the recipe of Multi30k."""
+    found = results.read("multi30k_seeds")
+    runs = [found["rows"][f"recipe_{seed}"] for seed in found["seeds"]]
+    signatures = {name: text.replace("|", "\\|") for name, text in runs[0]["signatures"].items()}
+    tokens = mean(run["target_tokens"] for run in runs)
+
+    def spread(name: str, form: str = ".2f") -> str:
+        return f"{found[f'mean_{name}']:{form}} ± {found[f'deviation_{name}']:{form}}"
+
     rows = [
         (
             f"BLEU, lower-cased and tokenised (`{signatures['bleu_lower_tokenised']}`)",
-            f"{found['bleu_lower_tokenised']:.2f}",
+            spread("lower_tokenised"),
         ),
         (
             f"BLEU, cased (`{signatures['bleu']}`), and chrF2",
-            f"{found['bleu_cased_13a']:.2f}, {found['chrf']:.2f}",
+            f"{spread('cased_13a')}, {spread('chrf')}",
         ),
         (
-            f"training of {found['parameters']:,} parameters on "
-            f"{found['target_tokens'] / 1e6:.1f} million target tokens, {_processor(found)}",
-            f"{found['minutes']:.0f} minutes",
+            f"training of {runs[0]['parameters']:,} parameters on {tokens / 1e6:.1f} million "
+            f"target tokens, {_processor(found)}",
+            f"{spread('minutes', '.0f')} minutes",
         ),
     ]
-    return _table(("Multi30k English-German, test_2016_flickr, one seed", ""), rows)
+    title = f"Multi30k English-German, test_2016_flickr, mean ± deviation of {len(runs)} seeds"
+    return _table((title, ""), rows)
 
 
 def multi30k_samples() -> str:
@@ -105,11 +112,13 @@ def multi30k_lengths() -> str:
 
 def multi30k_seeds() -> str:
     """Returns the scores of each seed of the recipe and of the one before, as far as trained."""
-    found = results.read("multi30k_seeds")["rows"]
+    found = results.read("multi30k_seeds")
     rows = []
     for name, title in (("recipe", "the recipe"), ("first", "the recipe before")):
-        runs = [found.get(f"{name}_{seed}") for seed in seeds.SEEDS]
+        runs = [found["rows"].get(f"{name}_{seed}") for seed in seeds.SEEDS]
         rows.append((title, *map(_bleu, runs), _mean_bleu([run for run in runs if run])))
+    if tests := found.get("bootstrap"):
+        rows.append(("p of the cased scores", *(f"{t['bleu']['p_value']:.3f}" for t in tests), ""))
     titles = (f"seed {seed}" for seed in seeds.SEEDS)
     return _table(("lower-cased tokenised / cased", *titles, "mean ± deviation"), rows)
 

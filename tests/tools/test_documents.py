@@ -76,6 +76,32 @@ def test_a_seed_that_is_not_trained_has_an_empty_cell(monkeypatch: pytest.Monkey
         "| the recipe before | 38.00 / 37.00 | 39.00 / 39.00 | 40.00 / 41.00 "
         "| 39.00 ± 1.00 / 39.00 ± 2.00 |",
     ]
+    found = {"rows": rows, "bootstrap": [{"bleu": {"p_value": 0.0125}}] * 3}
+    monkeypatch.setattr(documents.results, "read", {"multi30k_seeds": found}.get)
+    last = "| p of the cased scores | 0.013 | 0.013 | 0.013 |  |"
+    assert documents.multi30k_seeds().splitlines()[-1] == last
+
+
+def test_the_score_of_multi30k_is_the_mean_of_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = ("lower_tokenised", "cased_13a", "chrf", "minutes")
+    signatures = {"bleu": "nrefs:1|tok:13a", "bleu_lower_tokenised": "nrefs:1|tok:none"}
+    run = {"signatures": signatures, "parameters": 2_000_000}
+    found = {
+        "seeds": [0, 1],
+        "machine": {"cores": 2, "processor": "a chip"},
+        **{f"mean_{score}": 40.0 + i for i, score in enumerate(scores)},
+        **{f"deviation_{score}": 0.25 + i for i, score in enumerate(scores)},
+        "rows": {f"recipe_{seed}": run | {"target_tokens": 4e7 + seed * 2e7} for seed in (0, 1)},
+    }
+    monkeypatch.setattr(documents.results, "read", {"multi30k_seeds": found}.get)
+    assert documents.multi30k().splitlines() == [
+        "| Multi30k English-German, test_2016_flickr, mean ± deviation of 2 seeds |  |",
+        "| --- | --- |",
+        "| BLEU, lower-cased and tokenised (`nrefs:1\\|tok:none`) | 40.00 ± 0.25 |",
+        "| BLEU, cased (`nrefs:1\\|tok:13a`), and chrF2 | 41.00 ± 1.25, 42.00 ± 2.25 |",
+        "| training of 2,000,000 parameters on 50.0 million target tokens, 2 CPU cores (a chip) "
+        "| 43 ± 3 minutes |",
+    ]
 
 
 def test_a_change_is_called_better_or_worse_once_all_are_trained(
