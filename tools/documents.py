@@ -96,8 +96,12 @@ def multi30k() -> str:
 
 def multi30k_samples() -> str:
     """Returns the translations of Multi30k's test set with the lowest and the highest chrF2."""
+    return _samples(results.read("multi30k_en_de")["samples"])
+
+
+def _samples(found: dict[str, list[dict[str, Any]]]) -> str:
     rows = []
-    for kind, samples in results.read("multi30k_en_de")["samples"].items():
+    for kind, samples in found.items():
         for sample in samples:
             texts = (sample[name].replace("|", "\\|") for name in ("source", "output", "reference"))
             rows.append((f"{kind}, line {sample['line']}", *texts))
@@ -155,6 +159,30 @@ def multi30k_ablations() -> str:
         )
     titles = (f"seed {seed}" for seed in ablations.SEEDS)
     return _table(("change", *titles, "difference", "better or worse"), rows)
+
+
+def libreoffice() -> str:
+    """Returns the scores, what is kept, and the cost of the recipe of LibreOffice's help."""
+    found = results.read("libreoffice_en_de")
+    rows = [
+        ("BLEU, lower-cased and tokenised", f"{found['bleu_lower_tokenised']:.2f}"),
+        ("BLEU, cased, and chrF2", f"{found['bleu_cased_13a']:.2f}, {found['chrf']:.2f}"),
+        *(
+            (f"lines that keep their {name}", f"{kept['kept']} of {kept['lines']}")
+            for name, kept in found["kept"].items()
+        ),
+        (
+            f"training of {found['parameters']:,} parameters on "
+            f"{found['target_tokens'] / 1e6:.1f} million target tokens, {_processor(found)}",
+            f"{found['minutes']:.0f} minutes",
+        ),
+    ]
+    return _table(("LibreOffice's help, English-German, dev", ""), rows)
+
+
+def libreoffice_samples() -> str:
+    """Returns the translations of LibreOffice's help with the lowest and the highest chrF2."""
+    return _samples(results.read("libreoffice_en_de")["samples"])
 
 
 def _processor(found: dict[str, Any]) -> str:
@@ -595,6 +623,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "multi30k_lengths": multi30k_lengths,
     "multi30k_seeds": multi30k_seeds,
     "multi30k_ablations": multi30k_ablations,
+    "libreoffice": libreoffice,
+    "libreoffice_samples": libreoffice_samples,
     "decode": decode,
     "decode_ratios": decode_ratios,
     "decode_bleu": decode_bleu,

@@ -104,6 +104,21 @@ def test_the_score_of_multi30k_is_the_mean_of_the_seeds(monkeypatch: pytest.Monk
     ]
 
 
+def test_what_libreoffice_keeps_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {
+        "bleu_lower_tokenised": 43.0,
+        "bleu_cased_13a": 42.0,
+        "chrf": 67.0,
+        "minutes": 52.4,
+        "parameters": 3_000_000,
+        "target_tokens": 13e6,
+        "machine": {"cores": 2, "processor": "a chip"},
+        "kept": {"placeholders": {"lines": 6, "kept": 5, "share": 5 / 6}},
+    }
+    monkeypatch.setattr(documents.results, "read", {"libreoffice_en_de": found}.get)
+    assert "| lines that keep their placeholders | 5 of 6 |" in documents.libreoffice().splitlines()
+
+
 def test_a_change_is_called_better_or_worse_once_all_are_trained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
