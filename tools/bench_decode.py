@@ -196,18 +196,18 @@ def breakdown(
     return {"step_ms": whole} | parts
 
 
-def growth(ours: Process, vocabulary: int) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """Returns the time of one batch by beam, by length and by batch size, in milliseconds."""
+def growth(ours: Process, vocabulary: int) -> dict[str, Any]:
+    """Returns the time of one batch by beam, by length and by batch size, for `plot.lines`."""
     usual = {"beam": 5, "rows": 25, "length": 24, "width": 24, "vocabulary": vocabulary}
-    lines: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for title, name, values in (
         ("beam size", "beam", (1, 4, 16)),
         ("length", "length", (8, 32, 128)),
         ("sentences", "rows", (1, 16, 256)),
     ):
         points = [(v, ours("one_batch", **usual | {name: v}) * 1e3) for v in values]
-        lines[f"ms by {title}"] = {"": points}
-    return lines
+        panels[f"ms by {title}"] = {"": points}
+    return {"panels": panels, "x": "", "xscale": "log", "yscale": "log"}
 
 
 def real(
@@ -420,7 +420,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             width = len(one[0])
             steps[mode] = breakdown(ours, least, 25, width, length, size, beam)
         found["step_ms"] = steps
-        found["growth"] = growth(ours, size)
+        found["curves"] = growth(ours, size)
         trained: Candidates = {
             name: {
                 n: begin([*peer, "ctranslate2"], a, model=str(folder / "trained"), workers=workers)
@@ -456,7 +456,7 @@ def main() -> None:
     train(first_recipe(options.data), options.run)  # at once, where it has been trained
     found = measure(options)
     print(results.write("decode", "make bench-decode", found))
-    plot.save(plot.scaling(found["growth"], x=""), results.FOLDER / "decode.svg")
+    plot.save(plot.lines(**found["curves"]), results.FOLDER / "decode.svg")
 
 
 if __name__ == "__main__":

@@ -77,14 +77,14 @@ def estimate(row: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def draw(rows: list[dict[str, Any]]) -> None:
-    """Draws the bytes that collectives handle in a step over the number of chips."""
+def curves(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the bytes that collectives handle in a step by chips, as `plot.lines` takes them."""
     panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for row in rows:
         total = sum(each["bytes"] for each in row["collectives"].values()) / 2**20
         lines = panels.setdefault(f"{row['model']}: MiB exchanged in a step", {})
         lines.setdefault(row["mesh"], []).append((row["chips"], total))
-    plot.save(plot.scaling(panels, x="chips"), results.FOLDER / "scaling.svg")
+    return {"panels": panels, "x": "chips", "xscale": "log", "yscale": "log"}
 
 
 def main() -> None:
@@ -104,8 +104,9 @@ def main() -> None:
                 rows.append(row | estimate(row))
     about = {"chip": CHIP, "link_gbytes_per_s": LINK_GBYTES, "length": LENGTH}
     about |= {"tokens_per_chip": 2 * ROWS * LENGTH, "vocabulary": VOCABULARY}
-    print(results.write("scaling", "make scaling", about | {"rows": rows}))
-    draw(rows)
+    drawn = {"curves": curves(rows), "rows": rows}
+    print(results.write("scaling", "make scaling", about | drawn))
+    plot.save(plot.lines(**drawn["curves"]), results.FOLDER / "scaling.svg")
 
 
 if __name__ == "__main__":

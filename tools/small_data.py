@@ -81,13 +81,14 @@ def with_back_translation(config: Config, count: int, pairs: list[Pair]) -> Conf
     return replace(config, data=data)
 
 
-def curves(rows: Rows) -> dict[str, list[tuple[int, float]]]:
-    """Returns BLEU by the number of pairs, for each way of training."""
-    curves: dict[str, list[tuple[int, float]]] = {}
+def curves(rows: Rows) -> dict[str, Any]:
+    """Returns BLEU by the number of pairs, for each way of training, as `plot.lines` takes them."""
+    lines: dict[str, list[tuple[int, float]]] = {}
     for name, values in rows.items():
         way, _, count = name.partition("_")
-        curves.setdefault(way, []).append((int(count), values["bleu_cased_13a"]))
-    return {way: sorted(points) for way, points in curves.items()}
+        lines.setdefault(way, []).append((int(count), values["bleu_cased_13a"]))
+    panels = {"BLEU, cased, 13a": {way: sorted(points) for way, points in lines.items()}}
+    return {"panels": panels, "x": "training pairs", "xscale": "log"}
 
 
 def main() -> None:
@@ -111,9 +112,11 @@ def main() -> None:
     def row(_: str, trained: Run) -> dict[str, Any]:
         return measure(trained, dev, test, "de")[0]
 
-    rows = study("small_data", configs, row, lambda _: {}, FOLDER, options.only)
-    drawn = plot.lines({"BLEU, cased, 13a": curves(rows)}, "training pairs", xscale="log")
-    plot.save(drawn, results.FOLDER / "small_data.svg")
+    def drawn(rows: Rows) -> dict[str, Any]:
+        return {"curves": curves(rows)}
+
+    rows = study("small_data", configs, row, drawn, FOLDER, options.only)
+    plot.save(plot.lines(**curves(rows)), results.FOLDER / "small_data.svg")
 
 
 if __name__ == "__main__":

@@ -15,14 +15,14 @@ from transformer_jax.runs.run import Run
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The arguments with which `plot.training_curves` and `plot.scaling` are called."""
+    """What `plot.training_curves` and `plot.lines` are called with."""
     calls: list[Any] = []
-    for name in ("training_curves", "scaling"):
+    for name in ("training_curves", "lines"):
         function = getattr(plot, name)
 
-        def called(data: Any, function: Any = function, **options: Any) -> Any:
-            calls.append(data)
-            return function(data, **options)
+        def called(panels: Any, *x: str, function: Any = function, **options: Any) -> Any:
+            calls.append(panels)
+            return function(panels, *x, **options)
 
         monkeypatch.setattr(plot, name, called)
     return calls
@@ -33,17 +33,16 @@ def test_runs_and_results_in_one_picture(finished: Run, tmp_path: Path, drawn: l
     result.write_text(json.dumps({"evaluations": [{"step": 1, "loss": 2.0, "bleu": 3.0}]}), "utf-8")
     main(["plot", str(finished.folder), str(result), "-o", str(tmp_path / "x.png")])
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-    (curves,) = drawn
+    curves = drawn[0]
     assert list(curves) == ["finished", "result"]
     assert {record["kind"] for record in curves["finished"]} >= {"train", "evaluation"}
 
 
-@pytest.mark.parametrize("name", ["multi30k_en_de", "attention", "decode"])
+@pytest.mark.parametrize("name", ["multi30k_en_de", "attention", "decode", "scaling"])
 def test_results_of_the_project(name: str, tmp_path: Path, drawn: list[Any]) -> None:
     main(["plot", f"results/{name}.json", "-o", str(tmp_path / "x.svg")])
     assert (tmp_path / "x.svg").read_text("utf-8").startswith("<?xml")
-    (data,) = drawn
-    assert data
+    assert drawn[0]
 
 
 def test_bad_input(
@@ -55,12 +54,14 @@ def test_bad_input(
     (tmp_path / "list.json").write_text("[1]", "utf-8")
     (tmp_path / "other.json").write_text('{"a": 1}', "utf-8")
     (tmp_path / "damaged.json").write_text('{"evaluations": [1]}', "utf-8")
+    (tmp_path / "points.json").write_text('{"curves": {"panels": {"": {"": [1]}}}}', "utf-8")
     (tmp_path / "run").mkdir()
     output, run = tmp_path / "x.svg", str(finished.folder)
     for sources, message in (
         ([f"{tmp_path}/list.json"], "list.json: has nothing to plot: none of"),
         ([f"{tmp_path}/other.json"], "other.json: has nothing to plot: none of"),
         ([f"{tmp_path}/damaged.json"], "damaged.json: is damaged: TypeError"),
+        ([f"{tmp_path}/points.json"], "points.json: is damaged: TypeError"),
         ([f"{tmp_path}/none.json"], "none.json: no such file"),
         ([f"{tmp_path}/run"], "run: has no metrics to plot yet; train it first"),
         ([f"{tmp_path}/none"], f"run {tmp_path}/none: no such folder"),

@@ -32,12 +32,12 @@ def _draw(sources: Sequence[str]) -> Figure:
 
     curves: dict[str, Any] = {}
     for name in sources:
-        records = _of_run(name) if not name.endswith(".json") else _of_result(name)
-        if isinstance(records, dict):
+        drawn = _of_run(name) if not name.endswith(".json") else _of_result(name)
+        if not isinstance(drawn, list):
             if len(sources) > 1:
                 raise UserError(f"{name}: is no training; plot it alone")
-            return plot.scaling(records, x="")
-        curves[Path(name).stem if len(sources) > 1 else ""] = records
+            return drawn
+        curves[Path(name).stem if len(sources) > 1 else ""] = drawn
     return plot.training_curves(curves)
 
 
@@ -52,8 +52,9 @@ def _of_run(name: str) -> list[dict[str, Any]]:
     return records
 
 
-def _of_result(name: str) -> Any:
-    """Returns the evaluations of a result, or the panels of one that holds other measurements."""
+def _of_result(name: str) -> list[dict[str, Any]] | Figure:
+    """Returns the evaluations of a result, or the picture of one that holds other measurements."""
+    from transformer_jax import plot
     from transformer_jax.benchmark.attention_report import curves
 
     path = Path(name)
@@ -64,10 +65,10 @@ def _of_result(name: str) -> Any:
         try:
             if "evaluations" in found:
                 return [{"step": e["step"], **e} for e in found["evaluations"]]
-            if "growth" in found:
-                return found["growth"]
+            if "curves" in found:
+                return plot.lines(**found["curves"])
             if "records" in found:
-                return curves(found["records"])
-        except (KeyError, TypeError, AttributeError) as error:
+                return plot.scaling(curves(found["records"]))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{name}: is damaged: {error!r}") from error
-    raise UserError(f'{name}: has nothing to plot: none of "evaluations", "growth" and "records"')
+    raise UserError(f'{name}: has nothing to plot: none of "evaluations", "curves" and "records"')
