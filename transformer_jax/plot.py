@@ -116,8 +116,8 @@ def lines(panels: Panels, x: str, xscale: str = "linear", yscale: str = "linear"
             set_scale(scale, **({"base": 2} if scale == "log" else {}))
         axes.set_title(title)
         axes.set_xlabel(x)
-        if any(named):
-            axes.legend()
+        if any(named):  # below the axis, where no line can cross it
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
     return figure
 
 
