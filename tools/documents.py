@@ -161,6 +161,23 @@ def multi30k_ablations() -> str:
     return _table(("change", *titles, "difference", "better or worse"), rows)
 
 
+def multi30k_few() -> str:
+    """Returns both BLEU scores of each way of training on few pairs, as far as trained."""
+    rows = results.read("small_data")["rows"]
+    titles = {
+        "recipe": "the recipe, with a sixth of its steps",
+        "smaller": "the same, with 1,000 BPE ids",
+        "back": "the same, with back-translation",
+    }
+    counts = sorted({int(name.partition("_")[2]) for name in rows})
+    table = [
+        (title, *(_bleu(rows.get(f"{way}_{count}")) for count in counts))
+        for way, title in titles.items()
+        if any(name.startswith(way) for name in rows)
+    ]
+    return _table(("lower-cased tokenised / cased", *(f"{n:,} pairs" for n in counts)), table)
+
+
 def libreoffice() -> str:
     """Returns the scores, what is kept, and the cost of the recipe of LibreOffice's help."""
     found = results.read("libreoffice_en_de")
@@ -623,6 +640,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "multi30k_lengths": multi30k_lengths,
     "multi30k_seeds": multi30k_seeds,
     "multi30k_ablations": multi30k_ablations,
+    "multi30k_few": multi30k_few,
     "libreoffice": libreoffice,
     "libreoffice_samples": libreoffice_samples,
     "decode": decode,

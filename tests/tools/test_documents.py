@@ -104,6 +104,20 @@ def test_the_score_of_multi30k_is_the_mean_of_the_seeds(monkeypatch: pytest.Monk
     ]
 
 
+def test_few_pairs_have_a_column_for_each_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def row(bleu: float) -> dict[str, float]:
+        return {"bleu_lower_tokenised": bleu + 0.5, "bleu_cased_13a": bleu}
+
+    rows = {"recipe_10000": row(30), "smaller_3000": row(20), "recipe_3000": row(10)}
+    monkeypatch.setattr(documents.results, "read", {"small_data": {"rows": rows}}.get)
+    assert documents.multi30k_few().splitlines() == [
+        "| lower-cased tokenised / cased | 3,000 pairs | 10,000 pairs |",
+        "| --- | --- | --- |",
+        "| the recipe, with a sixth of its steps | 10.50 / 10.00 | 30.50 / 30.00 |",
+        "| the same, with 1,000 BPE ids | 20.50 / 20.00 |  |",
+    ]
+
+
 def test_what_libreoffice_keeps_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {
         "bleu_lower_tokenised": 43.0,
