@@ -136,16 +136,19 @@ def test_what_libreoffice_keeps_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_change_is_called_better_or_worse_once_all_are_trained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rows = {f"{name}_{seed}": {"val_bleu": 38.0} for name in ("recipe", "adam") for seed in (0, 1)}
-    found: dict[str, Any] = {"rows": rows | {"r_drop_0": {"val_bleu": 37.5}}}
+    def row(val: float, test: float) -> dict[str, float]:
+        return {"val_bleu": val, "bleu_cased_13a": test}
+
+    rows = {f"{name}_{seed}": row(38, 36 + seed) for name in ("recipe", "adam") for seed in (0, 1)}
+    found: dict[str, Any] = {"rows": rows | {"r_drop_0": row(37.5, 35)}}
     monkeypatch.setattr(documents.results, "read", {"ablations": found}.get)
     assert documents.multi30k_ablations().splitlines()[2:] == [
-        "| the recipe | 38.00 | 38.00 |  |  |",
-        "| `r_drop` | 37.50 |  |  |  |",
-        "| `adam` | 38.00 | 38.00 |  |  |",
+        "| the recipe | 38.00 | 38.00 |  |  | 36.50 |",
+        "| `r_drop` | 37.50 |  |  |  | 35.00 |",
+        "| `adam` | 38.00 | 38.00 |  |  | 36.50 |",
     ]
     found["changes"] = {"adam": {"difference": -0.25, "verdict": "none"}}
-    assert "| `adam` | 38.00 | 38.00 | -0.25 | none |" in documents.multi30k_ablations()
+    assert "| `adam` | 38.00 | 38.00 | -0.25 | none | 36.50 |" in documents.multi30k_ablations()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*.json")), ids=lambda p: p.stem)
