@@ -72,7 +72,7 @@ def folder(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     (tmp_path / "configs").mkdir()
     for path in (ROOT / "configs").glob("*.py"):
         config_file(config, tmp_path / "configs" / path.name)
-    for name in ("train", "dev"):
+    for name in ("train", "dev", "test"):
         write_pairs(tmp_path, name, 64, 3)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
