@@ -103,11 +103,13 @@ def build(
 
 @cache
 def forward(config: ModelConfig) -> Callable[..., Any]:
-    """The compiled model: (batch, key=None) -> logits, attention weights."""
-    model, params = build(config)
+    """The compiled model: (batch, key=None, params=those of `build`) -> logits, weights."""
+    model, built = build(config)
     apply: Any = jax.jit(model.apply)
 
-    def run(batch: Batch, key: Any = None) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def run(
+        batch: Batch, key: Any = None, params: Params = built
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
         output = apply({"params": params}, batch, key)
         return output.logits, output.weights
 

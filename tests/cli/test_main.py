@@ -17,6 +17,7 @@ import pytest
 from common import error_line
 from object_store import Bucket
 
+from tools.common import config_file as write_config
 from transformer_jax.allocator import ALLOCATOR
 from transformer_jax.attention import layer_kinds, scores
 from transformer_jax.cli.commands import COMMANDS
@@ -34,10 +35,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def config_file(tiny_config: Config, tmp_path: Path) -> Path:
     """`tiny_config` as a user would write it."""
-    path = tmp_path / "config.py"
-    text = "from transformer_jax.config import from_json\ndef get_config():\n    return from_json("
-    path.write_text(f"{text}{to_json(tiny_config)!r})\n", "utf-8")
-    return path
+    return write_config(tiny_config, tmp_path / "config.py")
 
 
 def test_the_program_starts_from_both_doors() -> None:
@@ -645,7 +643,7 @@ def test_a_kind_and_a_kernel_of_ones_own(
 
 
 def test_a_module_of_ones_own_is_imported_on_the_command_line_only(
-    config_file: Path,
+    tiny_config: Config,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -658,7 +656,9 @@ def test_a_module_of_ones_own_is_imported_on_the_command_line_only(
     monkeypatch.chdir(tmp_path)  # where the module is found
     monkeypatch.setattr(sys, "path", [*sys.path])
     own = ["--import", "own_score"]
-    training = ["train", f"--config={config_file}", "--run=run", "--config.train.steps=1"]
+    alone = replace(tiny_config, data=replace(tiny_config.data, dev=()))
+    config = write_config(alone, tmp_path / "config.py")
+    training = ["train", f"--config={config}", "--run=run", "--config.train.steps=1"]
     training += ["--config.model.cross-attention.score=own"]
     translation = ["translate", "--run=run", "--input=/dev/null"]
     unknown = "model.cross_attention.score='own': unknown"

@@ -15,7 +15,13 @@ from transformer_jax.runs.run import Run
 LINES = [f"{'red ' * (i % 5)}{'blue new ' * (i % 4)}old" for i in range(27)]
 
 
-@pytest.mark.parametrize("changes", [{"beam": 2, "n_best": 2}, {"sample": True, "seed": 1}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"beam": 2, "n_best": 2},
+        pytest.param({"sample": True, "seed": 1}, marks=pytest.mark.long),
+    ],
+)
 def test_sentences_go_on_with_others_as_if_alone(
     changes: dict[str, Any], finished: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

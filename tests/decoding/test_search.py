@@ -170,7 +170,7 @@ def test_beam_as_wide_as_the_space_is_brute_force(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LENGTH_RULES)
-@pytest.mark.parametrize("beams", [2, 3])
+@pytest.mark.parametrize("beams", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_beam_is_the_simple_one_that_never_stops_early(name: str, beams: int) -> None:
     sentences, lengths = range(40), [8, 3, 5, 1, 2] * 8
     found = search(name, beams, 8, sentences, lengths)
@@ -179,7 +179,7 @@ def test_beam_is_the_simple_one_that_never_stops_early(name: str, beams: int) ->
 
 
 @pytest.mark.parametrize("name", LENGTH_RULES)
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_search_that_stops_finds_what_one_that_never_stops_finds(name: str, count: int) -> None:
     sentences, lengths = range(60), [12, 5, 9] * 20
     found, whole = (search(name, 3, 12, sentences, lengths, stop) for stop in (final(count), never))
@@ -284,7 +284,7 @@ def steps_of() -> Iterator[Any]:
         yield run
 
 
-@pytest.mark.parametrize("beams", [0, 1, 2])
+@pytest.mark.parametrize("beams", [0, pytest.param(1, marks=pytest.mark.long), 2])
 def test_search_stops_when_every_sentence_is_done(beams: int, steps_of: Any) -> None:
     stop = when_final(max(beams, 1))
     calls, found = steps_of(beams, [30, 30], stop)

@@ -73,6 +73,7 @@ def test_ctranslate2_has_the_same_scores_and_text(
         assert text == other.hypotheses[0]
 
 
+@pytest.mark.long
 def test_ctranslate2_finds_the_same_in_a_beam(finished: Run, tmp_path: Path) -> None:
     tokenizers = finished.tokenizers
     sizes = tokenizers.source.size, tokenizers.target.size
@@ -109,6 +110,7 @@ def test_ctranslate2_finds_the_same_in_a_beam(finished: Run, tmp_path: Path) -> 
     assert np.any(found["final"].scores[:, 0] > scores + 1e-3)
 
 
+@pytest.mark.long
 def test_int8_runs_translate_and_score_but_are_not_trained(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,21 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from common import build, tiny
 
 from transformer_jax.config import TINY
-from transformer_jax.models.make import abstract_params, make_model
+from transformer_jax.models.make import abstract_params
 from transformer_jax.models.quantization import Quantized, dequantize, quantize
-from transformer_jax.types import Batch
 
 
 @pytest.mark.usefixtures("strict")
 def test_each_value_is_off_by_at_most_half_a_step_of_its_channel() -> None:
-    ids = jnp.ones((1, 4), jnp.int32)
-    model = make_model(TINY, 400, 400)
-    params = jax.jit(model.init)(jax.random.key(0), Batch(ids, ids, ids))["params"]
+    _, params = build(tiny(), 400, 400)
     whole = quantize(params)
     assert jax.tree.map(jnp.shape, whole) == jax.tree.map(
-        jnp.shape, abstract_params(replace(TINY, weights="int8"), 400, 400)
+        jnp.shape, abstract_params(tiny(weights="int8"), 400, 400)
     )
     for before, after in zip(
         jax.tree.leaves(params), jax.tree.leaves(jax.jit(dequantize)(whole)), strict=True
@@ -31,7 +29,7 @@ def test_each_value_is_off_by_at_most_half_a_step_of_its_channel() -> None:
     assert isinstance(rows, Quantized)
     assert rows.scales.shape == (400, 1)
     layer, found = params["decoder"]["layers_0"], whole["decoder"]["layers_0"]
-    for name, shape in (("query", (1, 4, 32)), ("out", (1, 1, 128))):
+    for name, shape in (("query", (1, 2, 8)), ("out", (1, 1, 16))):
         array = layer["self_attention"][name]["kernel"]
         made = found["self_attention"][name]["kernel"]
         assert made.scales.shape == shape

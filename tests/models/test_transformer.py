@@ -61,7 +61,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=VARIANTS.values(), ids=list(VARIANTS))
+RARE = ("deeper decoder, decoder tied", "learned positions, silu", "no positions")
+"""What differs little from another variant is tried by `make ci-long`."""
+
+
+def parameter(name: str) -> Any:
+    return pytest.param(VARIANTS[name], id=name, marks=[pytest.mark.long] * (name in RARE))
+
+
+@pytest.fixture(params=map(parameter, VARIANTS))
 def variant(request: pytest.FixtureRequest) -> ModelConfig:
     return tiny(**request.param)
 

@@ -90,8 +90,8 @@ def update(how: str, config: MeshConfig, accumulate: int, batch: str, trained: b
     ("how", "config", "accumulate", "batch", "trained"),
     [
         ("jit", DATA, 1, "even", False),
-        ("jit", ONE, 4, "even", False),
-        ("jit", FSDP, 1, "even", True),
+        pytest.param("jit", ONE, 4, "even", False, marks=pytest.mark.long),
+        pytest.param("jit", FSDP, 1, "even", True, marks=pytest.mark.long),
         pytest.param("jit", FSDP, 1, "odd", False, marks=pytest.mark.long),
         pytest.param("jit", ALL, 1, "even", False, marks=pytest.mark.long),
         ("jit", ALL, 1, "odd", False),

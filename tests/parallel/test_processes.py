@@ -80,6 +80,7 @@ def losses(made: Run) -> list[float]:
     return [record["loss"] for record in records if record["kind"] == "train"]
 
 
+@pytest.mark.long
 def test_two_processes_train_as_one_and_stop_together(
     tiny_config: Config, finished: Run, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ def edited(path: Path, edit: Edit) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_it_trains_the_same_run_again(path: Path, finished: Run, tmp_path: Path) -> None:
     main(["train", f"--from-card={path}", f"--run={tmp_path / 'again'}"])
     again = run.load(tmp_path / "again")

@@ -174,7 +174,11 @@ def run_python(code: str, folder: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(
     ("moment", "whole"),
-    [("manifest.write", [1, 2]), ("shutil.rmtree", [2, 3]), ("_remove", [1, 2, 3])],
+    [
+        ("manifest.write", [1, 2]),
+        pytest.param("shutil.rmtree", [2, 3], marks=pytest.mark.long),
+        pytest.param("_remove", [1, 2, 3], marks=pytest.mark.long),
+    ],
 )
 def test_killed_process_leaves_whole_checkpoints(
     tmp_path: Path, moment: str, whole: list[int]

@@ -31,9 +31,14 @@ MODELS = {
     "hard": tiny(layers=2, max_length=64, cross_attention=AttentionConfig("hard", layer=1)),
     "classifier": tiny(max_length=64, labels=50, tied="none"),
 }
+RARE = ("local-p", "latent", "hard")
+"""Tried by `make ci-long`."""
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.long] * (n in RARE)) for n in MODELS],
+)
 def test_operations_are_those_of_the_step_at_each_shape(name: str) -> None:
     packing = name in ("soft", "local-p, packed")
     setup = setup_of(MODELS[name], data=DataConfig(packing=packing))

@@ -92,6 +92,7 @@ def test_the_initial_state_is_split_as_it_is_planned(tiny_config: Config) -> Non
     assert state.step.sharding.is_fully_replicated
 
 
+@pytest.mark.long
 def test_r_drop_does_not_depend_on_the_mesh(tiny_config: Config) -> None:
     """Both rows of a pair are on one device."""
     _, batch, _ = next(setup.prepare(tiny_config).loader.batches(0))
@@ -108,7 +109,13 @@ def test_r_drop_does_not_depend_on_the_mesh(tiny_config: Config) -> None:
     )
 
 
-@pytest.mark.parametrize("mesh", [MeshConfig(data=4, tensor=2), MeshConfig(data=2, fsdp=4)])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        MeshConfig(data=4, tensor=2),
+        pytest.param(MeshConfig(data=2, fsdp=4), marks=pytest.mark.long),
+    ],
+)
 def test_muon_does_not_depend_on_the_mesh(tiny_config: Config, mesh: MeshConfig) -> None:
     """Matrices that are split over devices are made orthogonal as wholes."""
     optimizer = make_optimizer(OptimizerConfig(kind="muon", warmup=1), 16)

@@ -60,6 +60,7 @@ def test_devices_exchange_the_gradients_once() -> None:
     assert gradients <= found["all-reduce"].bytes <= gradients + 64  # and a few scalars
 
 
+@pytest.mark.long
 def test_rematerialization_saves_memory() -> None:
     sizes = [
         compiled(DATA, remat).memory_analysis().temp_size_in_bytes for remat in ("none", "layers")

@@ -47,10 +47,10 @@ def test_r_drop_computes_each_pair_twice() -> None:
     batch, key = make_batch([(7, 6), (3, 2), (1, 1), (0, 0)]), jax.random.key(0)
     batch = jax.tree.map(jnp.asarray, batch)
     twice = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), batch)
-    plain, r_drop = loss_fn(model, 0.1), loss_fn(model, 0.1, 3.0)
-    total, (tokens, _) = jax.jit(r_drop)(params, batch, key, {})
+    plain, r_drop = (jax.jit(loss_fn(model, 0.1, weight)) for weight in (0.0, 3.0))
+    total, (tokens, _) = r_drop(params, batch, key, {})
     smoothed, (wanted, _) = plain(params, twice, key, {})
-    output: Any = model.apply({"params": params}, twice, key)
+    output: Any = jax.jit(model.apply)({"params": params}, twice, key)
     divergence = symmetric_divergence(output.logits, twice.target_out)
     assert divergence > 0.01
     np.testing.assert_allclose(total, smoothed + 1.5 * divergence, rtol=1e-5)

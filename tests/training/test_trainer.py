@@ -353,14 +353,15 @@ def test_a_damaged_checkpoint_is_stepped_over(
 def test_a_second_training_of_a_run_is_refused(tiny_config: Config, tmp_path: Path) -> None:
     """It changes nothing, and the first one goes on."""
     refused: list[str] = []
+    alone = replace(tiny_config, data=replace(tiny_config.data, dev=()))
 
     def train_too(record: dict[str, Any]) -> None:
         if record["kind"] == "train" and record["step"] == 6:
             with pytest.raises(UserError, match="is in use by a process on") as caught:
-                train(tiny_config, tmp_path / "r")
+                train(alone, tmp_path / "r")
             refused.append(str(caught.value))
 
-    made = train(tiny_config, tmp_path / "r", reporters=[train_too])
+    made = train(alone, tmp_path / "r", reporters=[train_too])
     assert len(refused) == 1
     assert checkpoint.steps(made.checkpoints)[-1] == 12
     assert not (made.folder / lock.NAME).exists()
