@@ -79,9 +79,9 @@ check: $(INSTALLED)
 	.venv/bin/pyright
 
 ci-long: $(INSTALLED)
-	$(MAKE) browser wheel notebooks
+	$(MAKE) --jobs 3 browser wheel notebooks
 	$(MAKE) docs
-	$(PY) -m pytest -m long $(PARALLEL)
+	$(PY) -m pytest -m long $(PARALLEL) --durations 20
 
 multi30k: $(INSTALLED)
 	$(RUN) train --config=configs/multi30k_en_de.py --run=runs/multi30k_en_de \

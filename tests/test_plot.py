@@ -88,6 +88,17 @@ def test_each_head_is_a_panel_and_each_layer_a_row() -> None:
         np.testing.assert_array_equal(np.asarray(axes.images[0].get_array()), [[wanted] * 2])
 
 
+def test_ticks_of_a_logarithmic_axis_are_what_was_measured() -> None:
+    few, many = ([(x, x) for x in xs] for xs in ((3_000, 29_000), range(1, 9)))
+    panels = {"few": {"a": few}, "many": {"a": many}}
+    one, other = plot.lines(panels, "pairs", xscale="log", yscale="log").axes
+    assert [label.get_text() for label in one.get_xticklabels()] == ["3,000", "29,000"]
+    assert {"4,096", "16,384"} <= {label.get_text() for label in one.get_yticklabels()}
+    assert {"1", "2", "4", "8"} <= {label.get_text() for label in other.get_xticklabels()}
+    (linear,) = plot.lines({"few": {"a": few}}, "pairs").axes
+    assert len(linear.get_xticks()) > 2
+
+
 def test_a_beam_tree_joins_hypotheses_to_what_they_extend() -> None:
     beams = [{("a",): -1.0, ("b",): -2.0}, {("b", "c"): -2.5, ("a", "c"): -3.0}]
     (axes,) = plot.beam_tree(beams).axes

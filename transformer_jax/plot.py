@@ -102,7 +102,10 @@ def attention_heads(
 
 @rc_context(_STYLE)
 def lines(panels: Panels, x: str, xscale: str = "linear", yscale: str = "linear") -> Figure:
-    """Plots a panel for each title and a line for each name. `x` labels the x-axis."""
+    """Plots a panel for each title and a line for each name. `x` labels the x-axis.
+
+    On a logarithmic x-axis, the points' own x are the ticks where they are at most six.
+    """
     figure, grid = _grid(len(panels), len(panels), (4.0, 3.0))
     for axes, (title, named) in zip(grid, panels.items(), strict=True):
         look = zip(cycle(COLOURS), cycle(MARKERS), strict=True)
@@ -112,8 +115,16 @@ def lines(panels: Panels, x: str, xscale: str = "linear", yscale: str = "linear"
             axes.plot(
                 xs, ys, color=colour, marker=marker, markersize=4, markevery=every, label=name
             )
-        for set_scale, scale in ((axes.set_xscale, xscale), (axes.set_yscale, yscale)):
-            set_scale(scale, **({"base": 2} if scale == "log" else {}))
+        for axis, set_scale, scale in (
+            (axes.xaxis, axes.set_xscale, xscale),
+            (axes.yaxis, axes.set_yscale, yscale),
+        ):
+            if scale == "log":
+                set_scale(scale, base=2)
+                axis.set_major_formatter("{x:,g}")
+        measured = sorted({x for points in named.values() for x, _ in points})
+        if xscale == "log" and len(measured) <= 6:
+            axes.set_xticks(measured)
         axes.set_title(title)
         axes.set_xlabel(x)
         if any(named):  # below the axis, where no line can cross it
