@@ -34,6 +34,9 @@ PART = 6
 SMALLER = {3_000: 1_000}
 """Vocabulary that is also tried, by number of pairs."""
 
+WAYS = {"recipe": "the recipe", "smaller": "1,000 BPE ids", "back": "back-translation"}
+"""What the runs of a way, named WAY_PAIRS, are called in the picture."""
+
 
 def write_pairs(path: Path, pairs: list[Pair]) -> str:
     """Writes a corpus, if it is not there, and returns its name."""
@@ -86,7 +89,7 @@ def curves(rows: Rows) -> dict[str, Any]:
     lines: dict[str, list[tuple[int, float]]] = {}
     for name, values in rows.items():
         way, _, count = name.partition("_")
-        lines.setdefault(way, []).append((int(count), values["bleu_cased_13a"]))
+        lines.setdefault(WAYS[way], []).append((int(count), values["bleu_cased_13a"]))
     panels = {"BLEU, cased, 13a": {way: sorted(points) for way, points in lines.items()}}
     return {"panels": panels, "x": "training pairs", "xscale": "log"}
 

@@ -17,7 +17,10 @@ def test_the_curve_of_each_way_is_ordered_by_pairs() -> None:
         for name, bleu in (("recipe_29000", 3.0), ("recipe_3000", 1.0), ("back_3000", 2.0))
     }
     found = small_data.curves(rows)["panels"]["BLEU, cased, 13a"]
-    assert found == {"recipe": [(3_000, 1.0), (29_000, 3.0)], "back": [(3_000, 2.0)]}
+    assert found == {
+        "the recipe": [(3_000, 1.0), (29_000, 3.0)],
+        "back-translation": [(3_000, 2.0)],
+    }
 
 
 def test_the_reverse_run_sees_the_few_pairs_the_other_way_round(
