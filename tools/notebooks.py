@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -18,9 +15,6 @@ EXECUTED = Path("build/notebooks")
 
 LIMIT = 240
 """CPU seconds of a notebook at most: two minutes of two cores. A busy machine adds little."""
-
-ALONE = ("05_benchmark_attention.ipynb",)
-"""Measure times, and are executed while no other is."""
 
 
 def execute(path: Path, folder: Path) -> float:
@@ -42,19 +36,10 @@ def _cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def execute_each(paths: Sequence[Path], processes: int) -> dict[Path, float]:
-    """Executes notebooks, `processes` at a time. Returns the CPU seconds of each."""
-    # A process for each notebook, since the CPU time is that of all its children.
-    with ProcessPoolExecutor(processes, max_tasks_per_child=1) as pool:
-        return dict(zip(paths, pool.map(partial(execute, folder=EXECUTED), paths), strict=True))
-
-
 def main(arguments: Sequence[str]) -> None:
     """Executes the notebooks that are named."""
-    paths = [Path(name) for name in arguments]
-    used = execute_each([path for path in paths if path.name not in ALONE], os.cpu_count() or 1)
-    used |= execute_each([path for path in paths if path.name in ALONE], 1)
-    if slow := [str(path) for path in paths if used[path] > LIMIT]:
+    slow = [name for name in arguments if execute(Path(name), EXECUTED) > LIMIT]
+    if slow:
         sys.exit(f"more than {LIMIT} s of CPU time: {', '.join(slow)}")
 
 
