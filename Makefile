@@ -7,8 +7,8 @@ LIBREOFFICE ?= ../shared/data/libreoffice
 PY := .venv/bin/python
 RUN := .venv/bin/transformer-jax
 INSTALLED := .venv/.installed
-# Compilation uses one core; a file's tests share what they compile. Long tests share less.
-PARALLEL := --numprocesses auto --maxprocesses 8 --dist
+# Compilation uses one core; a file's tests share what they compile.
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 MATHJAX := mathjax@3.2.2
@@ -63,14 +63,14 @@ quickstart: $(INSTALLED)
 	@echo "      configs/multi30k_en_de.py                  how to train on your own files"
 
 test: $(INSTALLED)
-	$(PY) -m pytest $(PARALLEL) loadfile
+	$(PY) -m pytest $(PARALLEL)
 
 # Without constraints, and upgraded each time.
 test-newest:
 	test -x .venv-newest/bin/python || $(PYTHON_NEWEST) -m venv .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check \
 	  --upgrade --upgrade-strategy eager -e '.[dev]'
-	.venv-newest/bin/python -m pytest $(PARALLEL) loadfile
+	.venv-newest/bin/python -m pytest $(PARALLEL)
 
 check: $(INSTALLED)
 	$(PY) -m ruff check .
@@ -81,7 +81,7 @@ check: $(INSTALLED)
 ci-long: $(INSTALLED)
 	$(MAKE) --jobs 3 browser wheel notebooks
 	$(MAKE) docs
-	$(PY) -m pytest -m long $(PARALLEL) worksteal --durations 20
+	$(PY) -m pytest -m long $(PARALLEL) --durations 20
 
 multi30k: $(INSTALLED)
 	$(RUN) train --config=configs/multi30k_en_de.py --run=runs/multi30k_en_de \
