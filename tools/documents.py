@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, get_args, get_type_hints
 
-from tools import ablations, seeds
+from tools import ablations, seeds, small_data
 from tools.real_sizes import RECIPES
 from transformer_jax import config as config_module
 from transformer_jax.benchmark import results
@@ -166,11 +166,8 @@ def multi30k_ablations() -> str:
 def multi30k_few() -> str:
     """Returns both BLEU scores of each way of training on few pairs, as far as trained."""
     rows = results.read("small_data")["rows"]
-    titles = {
-        "recipe": "the recipe, with a sixth of its steps",
-        "smaller": "the same, with 1,000 BPE ids",
-        "back": "the same, with back-translation",
-    }
+    titles = {way: f"the same, with {name}" for way, name in small_data.WAYS.items()}
+    titles["recipe"] = "the recipe, with a sixth of its steps"
     counts = sorted({int(name.partition("_")[2]) for name in rows})
     table = [
         (title, *(_bleu(rows.get(f"{way}_{count}")) for count in counts))

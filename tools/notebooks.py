@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 EXECUTED = Path("build/notebooks")
 
 LIMIT = 240
-"""CPU seconds of a notebook at most: two minutes of two cores. A busy machine adds little."""
+"""CPU seconds of a notebook at most: two minutes of two cores. On a busy machine it is more."""
 
 
 def execute(path: Path, folder: Path) -> float:
