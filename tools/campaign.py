@@ -1,4 +1,4 @@
-"""Trains the runs of a study, one on each core at a time, and writes a row for each.
+"""Trains the runs of a study, several at a time, and writes a row for each.
 
 A row is written as soon as its run is trained, and holds the card of that run. The same call keeps
 the rows whose cards name this config, these data and these versions, and continues other runs.
@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from tools.common import config_file
 from transformer_jax.benchmark import results
 from transformer_jax.config import Config, from_json
@@ -25,6 +27,9 @@ from transformer_jax.errors import UserError
 from transformer_jax.runs import run
 from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpora
+
+SHARE = 7
+"""Number of runs that share an accelerator."""
 
 Rows = dict[str, dict[str, Any]]
 
@@ -99,9 +104,11 @@ def _in_order(rows: Rows, configs: dict[str, Config]) -> Rows:
 def train_each(configs: dict[str, Config], folder: Path) -> Iterator[tuple[str, Run]]:
     """Trains each config in `folder`/NAME, with a log beside it, and yields the runs as they end.
 
-    A run on one core is slower than on two, but two runs side by side are faster than one after the
-    other. After SIGINT or SIGTERM each run is saved. SystemExit: a training has failed.
+    On a CPU each run has one core: it is slower than on two, but two runs side by side are faster
+    than one after the other. An accelerator is shared by `SHARE` runs, since one leaves it idle
+    between its steps. After SIGINT or SIGTERM each run is saved. SystemExit: a training has failed.
     """
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # runs share a GPU's memory
     folder.mkdir(parents=True, exist_ok=True)
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     running: dict[str, subprocess.Popen[bytes]] = {}
@@ -116,10 +123,10 @@ def train_each(configs: dict[str, Config], folder: Path) -> Iterator[tuple[str, 
                 sys.exit(f"{folder / name}.log: training ended with status {status}")
         return name
 
-    cores: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for core in sorted(os.sched_getaffinity(0)):
-        cores.put(core)
-    with ThreadPoolExecutor(cores.qsize(), initializer=_pin, initargs=(cores,)) as pool:
+    places = queue.SimpleQueue[set[int]]()
+    for cores in _places():
+        places.put(cores)
+    with ThreadPoolExecutor(places.qsize(), initializer=_pin, initargs=(places,)) as pool:
         try:
             for future in as_completed([pool.submit(train, name) for name in configs]):
                 yield future.result(), run.load(folder / future.result())
@@ -132,6 +139,14 @@ def train_each(configs: dict[str, Config], folder: Path) -> Iterator[tuple[str, 
             signal.signal(signal.SIGTERM, before)
 
 
-def _pin(cores: queue.SimpleQueue[int]) -> None:
-    """Pins this thread, and the processes that it starts, to a core."""
-    os.sched_setaffinity(0, {cores.get()})
+def _places() -> list[set[int]]:
+    """Returns the cores of each run that is trained at the same time."""
+    cores = os.sched_getaffinity(0)
+    if jax.default_backend() == "cpu":
+        return [{core} for core in sorted(cores)]
+    return [cores] * SHARE
+
+
+def _pin(places: queue.SimpleQueue[set[int]]) -> None:
+    """Pins this thread, and the processes that it starts, to the cores of one of the places."""
+    os.sched_setaffinity(0, places.get())

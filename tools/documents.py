@@ -202,7 +202,9 @@ def libreoffice_samples() -> str:
 
 
 def _processor(found: dict[str, Any]) -> str:
-    """Returns the cores and the processor on which a result was measured."""
+    """Returns the accelerators on which a result was measured, or its cores and processor."""
+    if accelerators := found["machine"].get("accelerators"):
+        return f"{len(accelerators)} {accelerators[0]}"
     cores, processor = found["machine"]["cores"], found["machine"]["processor"]
     return f"{cores} CPU core{'' if cores == 1 else 's'} ({processor})"
 

@@ -11,6 +11,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from transformer_jax.files import write_whole
 from transformer_jax.runs import run
 
@@ -49,6 +51,7 @@ def machine() -> dict[str, Any]:
         "system": platform.system(),
         "processor": models[0] if models else platform.processor(),
         "cores": _cores(),
+        "accelerators": [d.device_kind for d in jax.devices() if d.platform != "cpu"],
         "allocator": os.environ.get("GLIBC_TUNABLES", "default"),
     }
 
