@@ -23,7 +23,7 @@ help:
 	@echo "make ci-long           the notebooks, the site, the wheel, and runs from end to end"
 	@echo "make fingerprint       print digests of trained parameters, to compare before and after a refactoring"
 	@echo "make multi30k          train and evaluate on Multi30k (two to three hours), results/multi30k_en_de.json"
-	@echo "make multi30k-fr       the same from English to French, results/multi30k_en_fr.json"
+	@echo "make multi30k-fr       train and evaluate on Multi30k from English to French, results/multi30k_en_fr.json"
 	@echo "make multi30k-seeds    train three seeds of the recipe and of the one before (11 hours)"
 	@echo "make small-data        train on few pairs, and with back-translation (5 hours), results/small_data.json"
 	@echo "make ablations         change one part of the recipe at a time (10 hours), results/ablations.json"

@@ -177,23 +177,36 @@ def multi30k_few() -> str:
     return _table(("lower-cased tokenised / cased", *(f"{n:,} pairs" for n in counts)), table)
 
 
+def multi30k_fr() -> str:
+    """Returns the scores and the cost of the recipe of Multi30k from English to French."""
+    found = results.read("multi30k_en_fr")
+    rows = [*_scores(found), _training(found)]
+    return _table(("Multi30k English-French, test_2016_flickr", ""), rows)
+
+
 def libreoffice() -> str:
     """Returns the scores, what is kept, and the cost of the recipe of LibreOffice's help."""
     found = results.read("libreoffice_en_de")
-    rows = [
+    kept = [
+        (f"lines that keep their {name}", f"{kept['kept']} of {kept['lines']}")
+        for name, kept in found["kept"].items()
+    ]
+    rows = [*_scores(found), *kept, _training(found)]
+    return _table(("LibreOffice's help, English-German, dev", ""), rows)
+
+
+def _scores(found: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
         ("BLEU, lower-cased and tokenised", f"{found['bleu_lower_tokenised']:.2f}"),
         ("BLEU, cased, and chrF2", f"{found['bleu_cased_13a']:.2f}, {found['chrf']:.2f}"),
-        *(
-            (f"lines that keep their {name}", f"{kept['kept']} of {kept['lines']}")
-            for name, kept in found["kept"].items()
-        ),
-        (
-            f"training of {found['parameters']:,} parameters on "
-            f"{found['target_tokens'] / 1e6:.1f} million target tokens, {_processor(found)}",
-            f"{found['minutes']:.0f} minutes",
-        ),
     ]
-    return _table(("LibreOffice's help, English-German, dev", ""), rows)
+
+
+def _training(found: dict[str, Any]) -> tuple[str, str]:
+    """Returns what a run was trained on, and how long that took."""
+    tokens = f"{found['target_tokens'] / 1e6:.1f} million target tokens"
+    model = f"training of {found['parameters']:,} parameters"
+    return f"{model} on {tokens}, {_processor(found)}", f"{found['minutes']:.0f} minutes"
 
 
 def libreoffice_samples() -> str:
@@ -202,11 +215,21 @@ def libreoffice_samples() -> str:
 
 
 def _processor(found: dict[str, Any]) -> str:
-    """Returns the accelerators on which a result was measured, or its cores and processor."""
-    if accelerators := found["machine"].get("accelerators"):
+    """Returns the accelerators that a result was trained or measured on, or cores and processor."""
+    devices = found.get("card", {}).get("provenance", {}).get("devices", "")
+    if devices and "cpu" not in devices:
+        return devices
+    machine = found["machine"]
+    if accelerators := machine.get("accelerators"):
         return f"{len(accelerators)} {accelerators[0]}"
-    cores, processor = found["machine"]["cores"], found["machine"]["processor"]
+    cores, processor = machine["cores"], machine["processor"]
     return f"{cores} CPU core{'' if cores == 1 else 's'} ({processor})"
+
+
+def _versions(found: dict[str, Any]) -> str:
+    """Returns the versions with which a result was trained, or else measured."""
+    versions = found.get("card", {}).get("provenance", found)["versions"]
+    return f"Python {versions['python']}, JAX {versions['jax']}, Flax {versions['flax']}"
 
 
 def attention() -> str:
@@ -579,7 +602,7 @@ def result_table() -> str:
     rows = []
     for path in sorted(results.FOLDER.glob("*.json")):
         found = results.read(path.stem)
-        command, versions = found["command"], found["versions"]
+        command = found["command"]
         # `make multi30k` writes multi30k_en_de, and `make attention` calls the command it names.
         text = texts.get(command) or texts.get(f"make {path.stem}", "")
         text = re.sub(r"( \([^)]*\))?(, results/.*)?$", "", text)
@@ -590,7 +613,7 @@ def result_table() -> str:
                 f"`{command}`",
                 f"`{found['commit'][:10]}`, {found['date']}",
                 _processor(found),
-                f"Python {versions['python']}, JAX {versions['jax']}, Flax {versions['flax']}",
+                _versions(found),
                 "yes" if "card" in found else "",
             )
         )
@@ -642,6 +665,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "multi30k_seeds": multi30k_seeds,
     "multi30k_ablations": multi30k_ablations,
     "multi30k_few": multi30k_few,
+    "multi30k_fr": multi30k_fr,
     "libreoffice": libreoffice,
     "libreoffice_samples": libreoffice_samples,
     "decode": decode,

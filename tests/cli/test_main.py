@@ -700,16 +700,32 @@ def test_a_kernel_is_looked_up_also_where_no_attention_needs_one(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_allocator_is_set_once() -> None:
+def allocator_of(tmp_path: Path, **variables: str) -> str:
+    """Returns what a program finds in GLIBC_TUNABLES, and its arguments, with these variables."""
     code = "import os, sys; from transformer_jax.allocator import *; restart_with_allocator(); "
-    code += "print(os.environ['GLIBC_TUNABLES'], sys.argv[1:])"
-    for own, wanted in ((None, ALLOCATOR), ("glibc.malloc.check=0", "glibc.malloc.check=0")):
-        environment = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
-        environment |= {"GLIBC_TUNABLES": own} if own else {}
-        found = subprocess.run(
-            [sys.executable, "-c", code, "--x=1"], env=environment, capture_output=True, text=True
-        )
-        assert found.stdout == f"{wanted} ['--x=1']\n"
+    code += "print(os.environ.get('GLIBC_TUNABLES'), sys.argv[1:])"
+    removed = ("GLIBC_TUNABLES", "JAX_PLATFORMS")
+    environment = {k: v for k, v in os.environ.items() if k not in removed}
+    found = subprocess.run(
+        [sys.executable, "-c", code, "--x=1"],
+        env=environment | {"PYTHONPATH": str(tmp_path)} | variables,
+        capture_output=True,
+        text=True,
+    )
+    return found.stdout
+
+
+def test_the_allocator_is_set_once(tmp_path: Path) -> None:
+    assert allocator_of(tmp_path) == f"{ALLOCATOR} ['--x=1']\n"
+    own = "glibc.malloc.check=0"
+    assert allocator_of(tmp_path, GLIBC_TUNABLES=own) == f"{own} ['--x=1']\n"
+
+
+def test_the_allocator_is_left_alone_on_accelerators(tmp_path: Path) -> None:
+    assert allocator_of(tmp_path, JAX_PLATFORMS="cuda,cpu") == "None ['--x=1']\n"
+    (tmp_path / "jax_plugins").mkdir()  # as the packages of JAX for CUDA have it
+    assert allocator_of(tmp_path) == "None ['--x=1']\n"
+    assert allocator_of(tmp_path, JAX_PLATFORMS="cpu") == f"{ALLOCATOR} ['--x=1']\n"
 
 
 def test_bad_runs_are_error_line(

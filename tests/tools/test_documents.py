@@ -133,6 +133,19 @@ def test_what_libreoffice_keeps_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
     assert "| lines that keep their placeholders | 5 of 6 |" in documents.libreoffice().splitlines()
 
 
+def test_what_trained_and_measured_a_result_is_named() -> None:
+    machine = {"cores": 1, "processor": "a chip", "accelerators": []}
+    assert documents._processor({"machine": machine}) == "1 CPU core (a chip)"
+    gpus = machine | {"accelerators": ["a GPU", "a GPU"]}
+    assert documents._processor({"machine": gpus}) == "2 a GPU"
+    for devices, named in (("8 cpu, mesh data 8", "1 CPU core (a chip)"), ("1 a GPU", "1 a GPU")):
+        found = {"machine": machine, "card": {"provenance": {"devices": devices}}}
+        assert documents._processor(found) == named
+    versions = {"python": "3.12", "jax": "0.11", "flax": "0.12"}
+    found = {"versions": versions, "card": {"provenance": {"versions": versions | {"jax": "0.12"}}}}
+    assert documents._versions(found) == "Python 3.12, JAX 0.12, Flax 0.12"
+
+
 def test_a_change_is_called_better_or_worse_once_all_are_trained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -21,12 +21,9 @@ def committed() -> dict[str, tuple[str, Path, Mapping[str, Any]]]:
     found: dict[str, tuple[str, Path, Mapping[str, Any]]] = {}
     for language in ("de", "fr"):
         name = f"multi30k_en_{language}"
-        outputs = results.FOLDER / f"{name}.{TEST}.txt"
-        if language == "de" or outputs.exists():
-            found[name] = language, outputs, results.read(name)
-    if (results.FOLDER / f"{SEEDS}.json").exists():
-        for label, row in results.read(SEEDS)["rows"].items():
-            found[f"{SEEDS}.{label}"] = "de", outputs_file(label), row
+        found[name] = language, results.FOLDER / f"{name}.{TEST}.txt", results.read(name)
+    for label, row in results.read(SEEDS)["rows"].items():
+        found[f"{SEEDS}.{label}"] = "de", outputs_file(label), row
     return found
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from common import write_pairs
 from object_store import Bucket, Object
+from training_process import records
 
 from transformer_jax.config import (
     Config,
@@ -31,6 +32,7 @@ from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, find_path
 from transformer_jax.parallel.compile import DETERMINISTIC
+from transformer_jax.parallel.mesh import describe, make_mesh
 from transformer_jax.runs import checkpoint, lock, run
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.training import setup, trainer
@@ -49,19 +51,13 @@ def same(one: run.Run, other: run.Run, step: int, tree: str = "weights") -> bool
     return all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def records(made: run.Run) -> list[dict[str, Any]]:
-    """The metrics of a run without those that depend on time or on when it is to end."""
-    timed = {"tokens_per_s", "minutes", "seconds_left", "done"}
-    found = read_metrics(made.folder / "metrics.jsonl")
-    return [{k: v for k, v in each.items() if k not in timed} for each in found]
-
-
 def test_a_run_stands_alone(finished: run.Run) -> None:
     assert run.load_config(finished.folder) == finished.config
     assert checkpoint.steps(finished.checkpoints)[-1] == 12
     stored = json.loads((finished.folder / "config.json").read_text())
     assert stored["format"] == 1
     assert stored["provenance"]["data_digests"].keys() == {"train", "dev"}
+    assert stored["provenance"]["devices"] == describe(make_mesh())
     assert len(Translator.load(finished.folder)(["red old", "", "blue"])) == 3
 
 
@@ -106,12 +102,7 @@ def assert_continues(config: Config, whole: run.Run, folder: AnyPath) -> None:
     for step in (8, 12):
         for tree in ("weights", "training"):
             assert same(made, whole, step, tree)
-    ours, theirs = (read_metrics(r.folder / "metrics.jsonl") for r in (made, whole))
-    for a, b in zip(ours, theirs, strict=True):
-        timed = ("tokens_per_s", "minutes", "seconds_left", "done")
-        assert {k: v for k, v in a.items() if k not in timed} == {
-            k: v for k, v in b.items() if k not in timed
-        }
+    assert records(made) == records(whole)
 
 
 def test_a_run_stopped_and_resumed_is_bit_identical(

@@ -1,7 +1,7 @@
 """The run card of a result: what the run was trained from, so that one command trains it again.
 
 A result file holds it under "card": a format number, the config with its seed, and the provenance
-of the run: versions of the software and digests of the data.
+of the run: versions of the software, the devices, and digests of the data.
 """
 
 from __future__ import annotations

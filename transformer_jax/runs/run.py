@@ -2,8 +2,8 @@
 
 A folder holds
 
-    config.json      format, config, and provenance: versions of the software and digests of the
-                     data; the SHA-256 of all this
+    config.json      format, config, and provenance: versions of the software, the devices, and
+                     digests of the data; the SHA-256 of all this
     *.model          the SentencePiece models
     metrics.jsonl    one line for each record of training
     checkpoints/     see checkpoint.py
@@ -66,7 +66,7 @@ class Run:
     folder: AnyPath
     config: Config
     tokenizers: Tokenizers
-    provenance: dict[str, Any]  # versions of software and of the order, digests of the data
+    provenance: dict[str, Any]  # versions of software and order, devices, digests of the data
 
     @property
     def order(self) -> int:
