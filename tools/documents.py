@@ -86,7 +86,7 @@ def multi30k() -> str:
         ),
         (
             f"training of {runs[0]['parameters']:,} parameters on {tokens / 1e6:.1f} million "
-            f"target tokens, {_processor(found)}",
+            f"target tokens, each on one of {_processor(found)}",
             f"{spread('minutes', '.0f')} minutes",
         ),
     ]
@@ -216,14 +216,22 @@ def libreoffice_samples() -> str:
 
 def _processor(found: dict[str, Any]) -> str:
     """Returns the accelerators that a result was trained or measured on, or cores and processor."""
-    devices = found.get("card", {}).get("provenance", {}).get("devices", "")
-    if devices and "cpu" not in devices:
-        return devices
+    devices = found.get("card", {}).get("provenance", {}).get("devices", {"platform": "cpu"})
+    if devices["platform"] != "cpu":
+        return f"{devices['count']} {devices['kind']}"
     machine = found["machine"]
     if accelerators := machine.get("accelerators"):
         return f"{len(accelerators)} {accelerators[0]}"
     cores, processor = machine["cores"], machine["processor"]
     return f"{cores} CPU core{'' if cores == 1 else 's'} ({processor})"
+
+
+def _cards(found: dict[str, Any]) -> str:
+    """Returns whether a result has a run card, or each of its rows has one."""
+    if "card" in found:
+        return "yes"
+    rows = found.get("rows")
+    return "each row" if isinstance(rows, dict) and any("card" in r for r in rows.values()) else ""
 
 
 def _versions(found: dict[str, Any]) -> str:
@@ -611,10 +619,10 @@ def result_table() -> str:
                 f"[{path.stem}](../{path})",
                 text,
                 f"`{command}`",
-                f"`{found['commit'][:10]}`, {found['date']}",
+                f"`{found['commit'][:10]}`{' with changes' * found['dirty']}, {found['date']}",
                 _processor(found),
                 _versions(found),
-                "yes" if "card" in found else "",
+                _cards(found),
             )
         )
     head = ("result", "what", "command", "commit, date", "machine", "versions", "run card")

@@ -72,6 +72,30 @@ def test_number_of_corpora(path: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "data.dev: names 2 corpora; card" in line
 
 
+def study(tmp_path: Path, finished: Run) -> Path:
+    """The result of a study: a card in each row."""
+    rows = {name: {"bleu": 1.0, "card": card.make(finished)} for name in ("a_0", "a_1")}
+    return results.write("study", "make study", {"rows": rows}, tmp_path)
+
+
+def test_a_row_of_a_study_has_a_card(finished: Run, tmp_path: Path) -> None:
+    path = study(tmp_path, finished)
+    main(["train", f"--from-card={path}#a_1", f"--run={tmp_path / 'r'}", "--config.train.steps=1"])
+    assert run.load(tmp_path / "r").provenance["versions"] == run.versions()
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [("", ": name one of its rows, as FILE#ROW: a_0, a_1"), ("#b", "#b: name one of its rows")],
+)
+def test_the_row_of_a_study_must_be_named(
+    row: str, message: str, finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = study(tmp_path, finished)
+    line = error_line(["train", f"--from-card={path}{row}", f"--run={tmp_path / 'r'}"], capsys)
+    assert f"card {path}{message}" in line
+
+
 def newer_jax(stored: dict[str, Any]) -> None:
     stored["provenance"]["versions"]["jax"] = "99.0"
 
@@ -130,6 +154,7 @@ def test_bad_cards_are_one_line(
         ('{"bleu": 3}', 'is no result with a run card: "card" is missing'),
         ("[1]", 'is no result with a run card: "card" is missing'),
         ('{"card": 3}', 'is no result with a run card: "card" is missing'),
+        ('{"rows": {"a": 3}}', "name one of its rows, as FILE#ROW: a"),
     ],
 )
 def test_files_without_a_card(

@@ -99,7 +99,8 @@ def test_the_score_of_multi30k_is_the_mean_of_the_seeds(monkeypatch: pytest.Monk
         "| --- | --- |",
         "| BLEU, lower-cased and tokenised (`nrefs:1\\|tok:none`) | 40.00 ± 0.25 |",
         "| BLEU, cased (`nrefs:1\\|tok:13a`), and chrF2 | 41.00 ± 1.25, 42.00 ± 2.25 |",
-        "| training of 2,000,000 parameters on 50.0 million target tokens, 2 CPU cores (a chip) "
+        "| training of 2,000,000 parameters on 50.0 million target tokens, "
+        "each on one of 2 CPU cores (a chip) "
         "| 43 ± 3 minutes |",
     ]
 
@@ -136,9 +137,10 @@ def test_what_libreoffice_keeps_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_trained_and_measured_a_result_is_named() -> None:
     machine = {"cores": 1, "processor": "a chip", "accelerators": []}
     assert documents._processor({"machine": machine}) == "1 CPU core (a chip)"
-    gpus = machine | {"accelerators": ["a GPU", "a GPU"]}
-    assert documents._processor({"machine": gpus}) == "2 a GPU"
-    for devices, named in (("8 cpu, mesh data 8", "1 CPU core (a chip)"), ("1 a GPU", "1 a GPU")):
+    gpus = machine | {"accelerators": ["GPU", "GPU"]}
+    assert documents._processor({"machine": gpus}) == "2 GPU"
+    for platform, named in (("cpu", "1 CPU core (a chip)"), ("gpu", "8 H200")):
+        devices = {"count": 8, "platform": platform, "kind": "H200"}
         found = {"machine": machine, "card": {"provenance": {"devices": devices}}}
         assert documents._processor(found) == named
     versions = {"python": "3.12", "jax": "0.11", "flax": "0.12"}

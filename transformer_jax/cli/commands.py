@@ -72,7 +72,7 @@ class Train(ProcessOptions, ModelOptions):
     init_from: Annotated[str | None, arg(metavar="RUN")] = None
     """Run whose parameters to start with."""
     from_card: Annotated[str | None, arg(metavar="FILE")] = None
-    """Result whose run to train again."""
+    """Result whose run to train again; FILE#ROW: that of a row of a study."""
     any_versions: bool = False
     """Accept other versions than the card's."""
     profile: int = 0

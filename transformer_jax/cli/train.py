@@ -63,7 +63,7 @@ def _stored_config(folder: str, loaded: Card | None) -> tuple[str, Config]:
     UserError: there is neither.
     """
     if loaded is not None:
-        return f"card {loaded.path}", loaded.config
+        return f"card {loaded.name}", loaded.config
     if not runs.exists(folder):
         raise UserError(
             f"--config: name a config file, such as configs/quickstart.py ({folder} holds no run)"

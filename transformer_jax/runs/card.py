@@ -26,7 +26,7 @@ FORMAT = 1
 class Card:
     """A run card, read from a file."""
 
-    path: Path
+    name: str  # FILE or FILE#ROW
     config: Config
     provenance: dict[str, Any]  # as in `Run`
 
@@ -43,7 +43,7 @@ class Card:
                 changed.append(f"{name} {version} -> {here.get(name, 'none')}")
         if changed:
             raise UserError(
-                f"card {self.path}: other versions are installed ({', '.join(changed)}); install "
+                f"card {self.name}: other versions are installed ({', '.join(changed)}); install "
                 "those, or give --any-versions for a run that may differ"
             )
 
@@ -51,7 +51,7 @@ class Card:
         """UserError: the run starts with the parameters of another, and `init_from` is None."""
         if init_from is None and "init_from" in self.provenance:
             raise UserError(
-                f"card {self.path}: the run starts with the parameters of "
+                f"card {self.name}: the run starts with the parameters of "
                 f"{self.provenance['init_from']['run']}; give --init-from"
             )
 
@@ -64,7 +64,7 @@ class Card:
             wanted = getattr(self.config.data, part)
             if len(found) != len(wanted):
                 raise UserError(
-                    f"data.{part}: names {len(found)} corpora; card {self.path} was trained with "
+                    f"data.{part}: names {len(found)} corpora; card {self.name} was trained with "
                     f"{len(wanted)}: {', '.join(wanted)}"
                 )
             for corpus, name in zip(found, wanted, strict=True):
@@ -75,7 +75,7 @@ class Card:
         try:
             if corpus.digest == digest:
                 return
-            problem = f"data.{part}={corpus.name}: is another text than that of card {self.path}"
+            problem = f"data.{part}={corpus.name}: is another text than that of card {self.name}"
         except (UserError, OSError) as error:
             problem = f"data.{part}: {error}"
         files = self.provenance["file_digests"]
@@ -91,33 +91,49 @@ def make(trained: Run) -> dict[str, Any]:
     return {"format": FORMAT, "config": to_json(trained.config), "provenance": trained.provenance}
 
 
-def load(path: str) -> Card:
-    """Reads the card in a result file. UserError: there is none, or it is of a newer format."""
-    file = Path(path)
+def load(name: str) -> Card:
+    """Reads the card in a result file, FILE, or that of a row of a study, FILE#ROW.
+
+    UserError: there is none, or it is of a newer format.
+    """
+    path, _, row = name.partition("#")
     try:
-        stored = parse_json(file.read_bytes())
+        stored = parse_json(Path(path).read_bytes())
     except UserError as error:
-        raise UserError(f"card {path}: {error}") from error
-    card = stored.get("card") if isinstance(stored, dict) else None
+        raise UserError(f"card {name}: {error}") from error
+    card = _of_row(name, stored, row).get("card")
     if not isinstance(card, dict):
-        raise UserError(f'card {path}: is no result with a run card: "card" is missing')
+        raise UserError(f'card {name}: is no result with a run card: "card" is missing')
     if card.get("format") != FORMAT:
-        raise UserError(f"card {path}: format={card.get('format')!r}: this version reads {FORMAT}")
+        raise UserError(f"card {name}: format={card.get('format')!r}: this version reads {FORMAT}")
     try:
         config = from_json(card.get("config"))
     except UserError as error:
-        raise UserError(f"card {path}: {error}") from error
-    return Card(file, config, _checked(path, config, card.get("provenance")))
+        raise UserError(f"card {name}: {error}") from error
+    return Card(name, config, _checked(name, config, card.get("provenance")))
 
 
-def _checked(path: str, config: Config, provenance: Any) -> dict[str, Any]:
+def _of_row(name: str, stored: Any, row: str) -> dict[str, Any]:
+    """Returns the values that hold the card. UserError: no such row, or one must be named."""
+    values = stored if isinstance(stored, dict) else {}
+    rows = values.get("rows")
+    rows = rows if isinstance(rows, dict) else {}
+    if not row and ("card" in values or not rows):
+        return values
+    if not isinstance(rows.get(row), dict):
+        known = ", ".join(rows) or "there are none"
+        raise UserError(f"card {name}: name one of its rows, as FILE#ROW: {known}")
+    return rows[row]
+
+
+def _checked(name: str, config: Config, provenance: Any) -> dict[str, Any]:
     """Returns a card's provenance. UserError: a part that is compared is missing."""
     parts = {"order": int, "versions": dict, "data_digests": dict, "file_digests": dict}
-    for name, kind in parts.items():
-        if not isinstance(provenance, dict) or not isinstance(provenance.get(name), kind):
-            raise UserError(f"card {path}: provenance.{name} is missing or damaged")
-    for name in ("train", "dev"):
-        digests = provenance["data_digests"].get(name)
-        if not isinstance(digests, dict) or digests.keys() != {*getattr(config.data, name)}:
-            raise UserError(f"card {path}: provenance.data_digests.{name} is missing or damaged")
+    for part, kind in parts.items():
+        if not isinstance(provenance, dict) or not isinstance(provenance.get(part), kind):
+            raise UserError(f"card {name}: provenance.{part} is missing or damaged")
+    for part in ("train", "dev"):
+        digests = provenance["data_digests"].get(part)
+        if not isinstance(digests, dict) or digests.keys() != {*getattr(config.data, part)}:
+            raise UserError(f"card {name}: provenance.data_digests.{part} is missing or damaged")
     return provenance

@@ -57,11 +57,18 @@ def existing_run(config: Config, folder: AnyPath, new: bool) -> Run | None:
 
 
 def provenance(corpora: Corpora, source: Run | None, order: int) -> dict[str, Any]:
-    """Returns the provenance of a run: versions of packages and of the order of the pairs, digests
-    of the corpora, and the run whose parameters it starts with."""
+    """Returns the provenance of a run: versions of packages and of the order of the pairs, the
+    devices, digests of the corpora, and the run whose parameters it starts with."""
+    here = {"versions": run.versions(), "order": order, "devices": _devices()}
     digests = {"data_digests": corpora.digests(), "file_digests": corpora.file_digests()}
     begins = {} if source is None else {"init_from": _start(source)}
-    return {"versions": run.versions(), "order": order} | digests | begins
+    return here | digests | begins
+
+
+def _devices() -> dict[str, Any]:
+    """Returns the number of devices of all processes, and their platform and kind."""
+    first = jax.devices()[0]
+    return {"count": jax.device_count(), "platform": first.platform, "kind": first.device_kind}
 
 
 def source_of_params(old: Run | None, init_from: epath.PathLike | None) -> Run | None:

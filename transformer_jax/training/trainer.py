@@ -21,7 +21,7 @@ from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, find_path
 from transformer_jax.parallel.compile import REPLICATED, compile_function, compile_step
-from transformer_jax.parallel.mesh import data_parallel_size, describe, shard_batch
+from transformer_jax.parallel.mesh import data_parallel_size, shard_batch
 from transformer_jax.parallel.parameters import partition_tree
 from transformer_jax.parallel.processes import (
     any_process,
@@ -118,8 +118,7 @@ def train(
     facts |= {} if old or source else tokenizer.digests(config.tokenizer)
     require_same_everywhere(config, facts)
     setup = prepare(config, old or source, corpora, order)
-    begun = {**found, "devices": describe(setup.mesh)} if old is None else old.provenance
-    made = Run(folder, config, setup.tokenizers, begun)
+    made = Run(folder, config, setup.tokenizers, found if old is None else old.provenance)
     with _held(folder), stop_signals() as stop:
         end = _train(setup, made, old, source, profile, reporters, stop)
     if end.signal:
