@@ -104,9 +104,10 @@ def _in_order(rows: Rows, configs: dict[str, Config]) -> Rows:
 def train_each(configs: dict[str, Config], folder: Path) -> Iterator[tuple[str, Run]]:
     """Trains each config in `folder`/NAME, with a log beside it, and yields the runs as they end.
 
-    On a CPU each run has one core: it is slower than on two, but two runs side by side are faster
-    than one after the other. An accelerator is shared by `SHARE` runs, since one leaves it idle
-    between its steps. After SIGINT or SIGTERM each run is saved. SystemExit: a training has failed.
+    On a CPU each run has one core, or more if there are fewer runs than cores: it is slower on one
+    than on two, but two runs side by side are faster than one after the other. An accelerator is
+    shared by `SHARE` runs, since one leaves it idle between its steps. After SIGINT or SIGTERM each
+    run is saved. SystemExit: a training has failed.
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # runs share a GPU's memory
     folder.mkdir(parents=True, exist_ok=True)
@@ -124,7 +125,7 @@ def train_each(configs: dict[str, Config], folder: Path) -> Iterator[tuple[str, 
         return name
 
     places = queue.SimpleQueue[set[int]]()
-    for cores in _places():
+    for cores in _places(len(configs)):
         places.put(cores)
     with ThreadPoolExecutor(places.qsize(), initializer=_pin, initargs=(places,)) as pool:
         try:
@@ -139,12 +140,13 @@ def train_each(configs: dict[str, Config], folder: Path) -> Iterator[tuple[str, 
             signal.signal(signal.SIGTERM, before)
 
 
-def _places() -> list[set[int]]:
-    """Returns the cores of each run that is trained at the same time."""
-    cores = os.sched_getaffinity(0)
-    if jax.default_backend() == "cpu":
-        return [{core} for core in sorted(cores)]
-    return [cores] * SHARE
+def _places(runs: int) -> list[set[int]]:
+    """Returns the cores of each of at most `runs` runs that are trained at the same time."""
+    cores = sorted(os.sched_getaffinity(0))
+    if jax.default_backend() != "cpu":
+        return [{*cores}] * SHARE
+    count = max(1, min(runs, len(cores)))
+    return [{*cores[i::count]} for i in range(count)]
 
 
 def _pin(places: queue.SimpleQueue[set[int]]) -> None:

@@ -23,15 +23,17 @@ SAMPLES = 3
 
 
 def measure(
-    trained: Run, dev: Corpus, test: Corpus, language: str
+    trained: Run, dev: Corpus, test: Corpus, language: str, averaged: Run | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the values of a result, and the translations of `test`.
 
-    The search is chosen on `dev`, and `test` is translated once, with that choice.
+    The search is chosen on `dev`, and `test` is translated once, with that choice. averaged: a run
+    of averaged checkpoints of `trained`, which then translates in its place.
     """
-    found = choose_search(trained, dev)
+    translating = averaged or trained
+    found = choose_search(translating, dev)
     sources, references = map(list, zip(*test.pairs(), strict=True))
-    translator = Translator.load(trained.folder, decode=DecodeConfig(**found["search"]))
+    translator = Translator.load(translating.folder, decode=DecodeConfig(**found["search"]))
     outputs = [translation.text for translation in translator(sources)]
     scores = score(outputs, references, language)
     values = {
@@ -46,10 +48,10 @@ def measure(
     return values | found | training(trained), outputs
 
 
-def choose_search(trained: Run, dev: Corpus) -> dict[str, Any]:
+def choose_search(translating: Run, dev: Corpus) -> dict[str, Any]:
     """Returns the search that has the best BLEU on `dev`, and the BLEU of each."""
     sources, references = map(list, zip(*dev.pairs(), strict=True))
-    translators = [Translator.load(trained.folder, decode=search) for search in SEARCHES]
+    translators = [Translator.load(translating.folder, decode=search) for search in SEARCHES]
     bleu = [
         score([translation.text for translation in translator(sources)], references)["bleu"]
         for translator in translators

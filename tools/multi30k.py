@@ -55,6 +55,22 @@ def first_recipe(folder: Path, seed: int = 0) -> Config:
     return _of(config, folder, "de", seed)
 
 
+def published_recipe(folder: Path, seed: int = 0) -> Config:
+    """Returns the settings of the Transformer-tiny of Wu et al. 2021, the best published system of
+    this size; the mean of its last ten checkpoints is to be evaluated. An epoch has about 80 steps.
+    """
+    steps = 8000
+    config = Config(
+        model=replace(TINY, max_length=128),
+        tokenizer=TokenizerConfig(vocabulary=10_000),
+        data=DataConfig(batch_tokens=8192),
+        optimizer=OptimizerConfig(schedule="inverse_sqrt", learning_rate=0.005, warmup=2000),
+        train=TrainConfig(steps=steps, evaluate_every=800, save_every=80, keep=10, log_every=50),
+        decode=DecodeConfig(beam=5),
+    )
+    return _of(config, folder, "de", seed)
+
+
 def shortened(config: Config, part: int) -> Config:
     """Returns the config with 1 / part of its steps, for studies that compare many runs."""
     steps = (config.train.steps or 0) // part

@@ -77,6 +77,15 @@ def test_rows_of_other_configs_data_and_versions_are_made_anew(
         assert campaign.kept("tiny", configs) == {}
 
 
+def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 4, 5})
+    assert campaign._places(9) == [{3}, {4}, {5}]
+    assert campaign._places(2) == [{3, 5}, {4}]
+    assert campaign._places(1) == [{3, 4, 5}]
+    monkeypatch.setattr(campaign.jax, "default_backend", lambda: "gpu")
+    assert campaign._places(1) == [{3, 4, 5}] * campaign.SHARE
+
+
 def test_an_unknown_run_is_refused(configs: dict[str, Config], tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="--only c: unknown; known are a, b"):
         campaign.study("tiny", configs, lambda *_: {}, no_summary, tmp_path, only=["b", "c"])

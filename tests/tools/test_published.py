@@ -1,0 +1,50 @@
+"""The reference with published settings."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tools import measured
+from tools.multi30k import published_recipe
+from tools.published import averaged
+from transformer_jax.config import DecodeConfig
+from transformer_jax.files import AnyPath
+from transformer_jax.models.make import count_parameters
+from transformer_jax.runs import checkpoint, run
+from transformer_jax.runs.run import Run
+from transformer_jax.text.corpus import Corpus
+
+
+def test_it_has_the_published_size() -> None:
+    """2.6 million parameters, with 10,000 ids that source and target share."""
+    config = published_recipe(Path("data"))
+    assert 2.55e6 < count_parameters(config.model, 10_000, 10_000) < 2.65e6
+    assert config.train.keep == 10
+
+
+def test_the_mean_of_the_newest_checkpoints_translates(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = run.load(shutil.copytree(finished.folder, tmp_path / "r"))
+    mean = averaged(trained)
+    wanted = checkpoint.average(trained.checkpoints, trained.newest_steps())
+    jax.tree.map(np.testing.assert_array_equal, mean.params(), wanted)
+    assert averaged(trained).folder == mean.folder == tmp_path / "r_averaged"
+
+    folders = list[AnyPath]()
+
+    def load(folder: AnyPath, decode: DecodeConfig) -> Callable[[Sequence[str]], list[Any]]:
+        folders.append(folder)
+        return lambda texts: [SimpleNamespace(text=text) for text in texts]
+
+    monkeypatch.setattr(measured.Translator, "load", load)
+    dev = Corpus(finished.config.data.dev[0])
+    values, _ = measured.measure(trained, dev, dev, "de", mean)
+    assert {*folders} == {mean.folder}
+    assert values["steps"] == 12  # those of the training
