@@ -28,9 +28,6 @@ from transformer_jax.runs import run
 from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpora
 
-SHARE = 7
-"""Number of runs that share an accelerator."""
-
 Rows = dict[str, dict[str, Any]]
 
 
@@ -105,11 +102,12 @@ def train_each(configs: dict[str, Config], folder: Path) -> Iterator[tuple[str, 
     """Trains each config in `folder`/NAME, with a log beside it, and yields the runs as they end.
 
     On a CPU each run has one core, or more if there are fewer runs than cores: it is slower on one
-    than on two, but two runs side by side are faster than one after the other. An accelerator is
-    shared by `SHARE` runs, since one leaves it idle between its steps. After SIGINT or SIGTERM each
-    run is saved. SystemExit: a training has failed.
+    than on two, but two runs side by side are faster than one after the other. On an accelerator
+    one run follows the other. After SIGINT or SIGTERM each run is saved. SystemExit: a training has
+    failed.
     """
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # runs share a GPU's memory
+    # This process measures a run on the same GPU while the next one is trained.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     folder.mkdir(parents=True, exist_ok=True)
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     running: dict[str, subprocess.Popen[bytes]] = {}
@@ -143,9 +141,7 @@ def train_each(configs: dict[str, Config], folder: Path) -> Iterator[tuple[str, 
 def _places(runs: int) -> list[set[int]]:
     """Returns the cores of each of at most `runs` runs that are trained at the same time."""
     cores = sorted(os.sched_getaffinity(0))
-    if jax.default_backend() != "cpu":
-        return [{*cores}] * SHARE
-    count = max(1, min(runs, len(cores)))
+    count = max(1, min(runs, len(cores))) if jax.default_backend() == "cpu" else 1
     return [{*cores[i::count]} for i in range(count)]
 
 

@@ -716,9 +716,9 @@ def allocator_of(tmp_path: Path, **variables: str) -> str:
 
 
 def test_the_allocator_is_set_once(tmp_path: Path) -> None:
-    assert allocator_of(tmp_path) == f"{ALLOCATOR} ['--x=1']\n"
+    assert allocator_of(tmp_path, JAX_PLATFORMS="cpu") == f"{ALLOCATOR} ['--x=1']\n"
     own = "glibc.malloc.check=0"
-    assert allocator_of(tmp_path, GLIBC_TUNABLES=own) == f"{own} ['--x=1']\n"
+    assert allocator_of(tmp_path, JAX_PLATFORMS="cpu", GLIBC_TUNABLES=own) == f"{own} ['--x=1']\n"
 
 
 def test_the_allocator_is_left_alone_on_accelerators(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert campaign._places(2) == [{3, 5}, {4}]
     assert campaign._places(1) == [{3, 4, 5}]
     monkeypatch.setattr(campaign.jax, "default_backend", lambda: "gpu")
-    assert campaign._places(1) == [{3, 4, 5}] * campaign.SHARE
+    assert campaign._places(2) == [{3, 4, 5}]
 
 
 def test_an_unknown_run_is_refused(configs: dict[str, Config], tmp_path: Path) -> None:
