@@ -141,12 +141,13 @@ def _mean_bleu(runs: list[dict[str, Any]]) -> str:
 
 
 def multi30k_ablations() -> str:
-    """Returns both cased BLEU scores of each change to the recipe, as far as it is trained."""
+    """Returns the scores of each change to the recipe on both sets, as far as it is trained."""
     found = results.read("ablations")
     rows = []
     for name in ablations.CHANGES:
         runs = [found["rows"].get(f"{name}_{seed}") for seed in ablations.SEEDS]
-        if not any(runs):
+        trained = [run for run in runs if run]
+        if not trained:
             continue
         whole = found.get("changes", {}).get(name)
         rows.append(
@@ -155,12 +156,18 @@ def multi30k_ablations() -> str:
                 *("" if run is None else f"{run[ablations.SCORE]:.2f}" for run in runs),
                 f"{whole['difference']:+.2f}" if whole and name != ablations.BASE else "",
                 whole["verdict"] if whole and name != ablations.BASE else "",
-                f"{mean(run['bleu_cased_13a'] for run in runs if run):.2f}",
+                f"{mean(_best_loss(run) for run in trained):.3f}",
+                f"{mean(run['bleu_cased_13a'] for run in trained):.2f}",
             )
         )
     titles = (f"seed {seed}" for seed in ablations.SEEDS)
-    head = ("change", *titles, "difference", "better or worse", "test, mean")
+    head = ("change", *titles, "difference", "better or worse", "loss, mean", "test, mean")
     return _table(head, rows)
+
+
+def _best_loss(run: dict[str, Any]) -> float:
+    """Returns the loss on the development set of the checkpoint that was evaluated."""
+    return next(each["loss"] for each in run["evaluations"] if each["step"] == run["best_step"])
 
 
 def multi30k_few() -> str:

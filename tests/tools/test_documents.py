@@ -151,19 +151,23 @@ def test_what_trained_and_measured_a_result_is_named() -> None:
 def test_a_change_is_called_better_or_worse_once_all_are_trained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def row(val: float, test: float) -> dict[str, float]:
-        return {"val_bleu": val, "bleu_cased_13a": test}
+    def row(val: float, test: float) -> dict[str, Any]:
+        losses = [{"step": 1, "loss": test / 10}, {"step": 2, "loss": 9.0}]
+        return {"val_bleu": val, "bleu_cased_13a": test, "best_step": 1, "evaluations": losses}
 
     rows = {f"{name}_{seed}": row(38, 36 + seed) for name in ("recipe", "adam") for seed in (0, 1)}
     found: dict[str, Any] = {"rows": rows | {"r_drop_0": row(37.5, 35)}}
     monkeypatch.setattr(documents.results, "read", {"ablations": found}.get)
     assert documents.multi30k_ablations().splitlines()[2:] == [
-        "| the recipe | 38.00 | 38.00 |  |  | 36.50 |",
-        "| `r_drop` | 37.50 |  |  |  | 35.00 |",
-        "| `adam` | 38.00 | 38.00 |  |  | 36.50 |",
+        "| the recipe | 38.00 | 38.00 |  |  | 3.650 | 36.50 |",
+        "| `r_drop` | 37.50 |  |  |  | 3.500 | 35.00 |",
+        "| `adam` | 38.00 | 38.00 |  |  | 3.650 | 36.50 |",
     ]
     found["changes"] = {"adam": {"difference": -0.25, "verdict": "none"}}
-    assert "| `adam` | 38.00 | 38.00 | -0.25 | none | 36.50 |" in documents.multi30k_ablations()
+    assert (
+        "| `adam` | 38.00 | 38.00 | -0.25 | none | 3.650 | 36.50 |"
+        in documents.multi30k_ablations()
+    )
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*.json")), ids=lambda p: p.stem)
