@@ -13,6 +13,7 @@ import pytest
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data.order import (
+    LATEST,
     Drawn,
     Order,
     describe_mixture,
@@ -21,6 +22,7 @@ from transformer_jax.data.order import (
     random_order,
     shares_of,
 )
+from transformer_jax.errors import UserError
 
 KEY = np.uint64(0x1234_5678_9ABC_DEF0)
 
@@ -112,6 +114,12 @@ def test_version_1_is_the_order_of_older_runs() -> None:
     assert order.draw(0, 0, 70).pairs.tolist() == wanted[0][:70].tolist()
     assert order.draw(3, 170, 200).pairs.tolist() == wanted[1][70:].tolist()
     assert order.draw(3, 170, 200).passes.tolist() == [1] * 30
+
+
+@pytest.mark.parametrize("version", [0, LATEST + 1])
+def test_an_order_of_a_newer_version_is_refused(version: int) -> None:
+    with pytest.raises(UserError, match=f"order={version}: this version draws pairs in the orders"):
+        make_order([40], config("a.tsv"), 0, version)
 
 
 def test_corpora_are_mixed_by_their_weights() -> None:

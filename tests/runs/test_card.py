@@ -12,9 +12,11 @@ from common import error_line, flat
 from transformer_jax.benchmark import results
 from transformer_jax.cli.main import main
 from transformer_jax.config import Config
+from transformer_jax.data.order import LATEST
 from transformer_jax.runs import card, run
 from transformer_jax.runs.run import Run
 
+ROOT = Path(__file__).parents[2]
 Edit = Callable[[dict[str, Any]], Any]
 
 
@@ -30,6 +32,18 @@ def edited(path: Path, edit: Edit) -> Path:
     edit(values["card"])
     path.write_text(json.dumps(values), "utf-8")
     return path
+
+
+def results_with_cards() -> list[str]:
+    """The result files of the project that hold cards, and their rows."""
+    names = []
+    for path in sorted((ROOT / results.FOLDER).glob("*.json")):
+        stored = json.loads(path.read_text("utf-8"))
+        names += [str(path)] * ("card" in stored)
+        rows = stored.get("rows")
+        rows = rows.items() if isinstance(rows, dict) else ()
+        names += [f"{path}#{name}" for name, row in rows if "card" in row]
+    return names
 
 
 @pytest.mark.long
@@ -80,7 +94,7 @@ def study(tmp_path: Path, finished: Run) -> Path:
 
 
 def test_a_row_of_a_study_has_a_card(finished: Run, tmp_path: Path) -> None:
-    path = study(tmp_path, finished)
+    path = study(tmp_path / "study #1", finished)
     main(["train", f"--from-card={path}#a_1", f"--run={tmp_path / 'r'}", "--config.train.steps=1"])
     assert run.load(tmp_path / "r").config.train.seed == 1
 
@@ -95,6 +109,11 @@ def test_the_row_of_a_study_must_be_named(
     path = study(tmp_path, finished)
     line = error_line(["train", f"--from-card={path}{row}", f"--run={tmp_path / 'r'}"], capsys)
     assert f"card {path}{message}" in line
+
+
+@pytest.mark.parametrize("name", results_with_cards())
+def test_the_committed_cards_can_be_read(name: str) -> None:
+    assert card.load(name).provenance["versions"].keys() >= {"python", "jax", "flax"}
 
 
 def newer_jax(stored: dict[str, Any]) -> None:
@@ -134,6 +153,29 @@ BAD: list[tuple[Edit, str]] = [
         lambda stored: stored["provenance"].update(init_from={"run": "runs/first"}),
         "starts with the parameters of runs/first; give --init-from",
     ),
+    (
+        lambda stored: stored["provenance"].update(init_from={"step": 3}),
+        "provenance.init_from is missing or damaged",
+    ),
+    (
+        lambda stored: stored["provenance"].update(order=LATEST + 1),
+        f"provenance.order={LATEST + 1}: this version reads 1 to {LATEST}",
+    ),
+    (lambda stored: stored["provenance"].update(order=0), "provenance.order is missing or damaged"),
+    (
+        lambda stored: stored["provenance"]["versions"].clear(),
+        "other versions are installed (python none -> ",
+    ),
+    (
+        lambda stored: stored["provenance"]["file_digests"].update(x=1),
+        "provenance.file_digests is missing or damaged",
+    ),
+    (
+        lambda stored: stored["provenance"]["data_digests"]["train"].update(
+            {name: [1] for name in stored["config"]["data"]["train"]}
+        ),
+        "provenance.data_digests.train is missing or damaged",
+    ),
 ]
 
 
@@ -170,5 +212,5 @@ def test_options_that_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> 
     line = error_line(["train", "--from-card=x.json", "--config=c.py", "--run=r"], capsys)
     assert line.endswith("--from-card: holds the config; leave out --config")
     assert "needs --from-card" in error_line(["train", "--any-versions", "--run=r"], capsys)
-    line = error_line(["train", "--from-card=missing.json", "--run=r"], capsys)
-    assert "missing.json" in line
+    line = error_line(["train", "--from-card=missing.json#a", "--run=r"], capsys)
+    assert line.endswith("card missing.json#a: No such file or directory")

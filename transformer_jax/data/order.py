@@ -81,7 +81,12 @@ Order = ShuffledOrder | MixedOrder
 
 
 def make_order(sizes: Sequence[int], config: DataConfig, seed: int, version: int) -> Order:
-    """Returns the order of a version for corpora with these numbers of pairs."""
+    """Returns the order of a version for corpora with these numbers of pairs.
+
+    UserError: the version is a newer one.
+    """
+    if not 1 <= version <= LATEST:
+        raise UserError(f"order={version}: this version draws pairs in the orders 1 to {LATEST}")
     if version == 1:
         return ShuffledOrder(sum(sizes), seed)
     shares = shares_of(sizes, config)

@@ -13,6 +13,7 @@ from typing import Any
 from etils import epath
 
 from transformer_jax.config import Config, from_json, to_json
+from transformer_jax.data.order import LATEST
 from transformer_jax.errors import UserError
 from transformer_jax.json_text import parse_json
 from transformer_jax.runs import run
@@ -37,10 +38,12 @@ class Card:
 
     def require_versions(self) -> None:
         """Checks that the software is that of the card. UserError: some has another version."""
-        here, changed = run.versions(), []
-        for name, version in self.provenance["versions"].items():
-            if here.get(name) != version:
-                changed.append(f"{name} {version} -> {here.get(name, 'none')}")
+        here, stored = run.versions(), self.provenance["versions"]
+        changed = [
+            f"{name} {stored.get(name, 'none')} -> {here.get(name, 'none')}"
+            for name in {**stored, **here}
+            if stored.get(name) != here.get(name)
+        ]
         if changed:
             raise UserError(
                 f"card {self.name}: other versions are installed ({', '.join(changed)}); install "
@@ -96,11 +99,13 @@ def load(name: str) -> Card:
 
     UserError: there is none, or it is of a newer format.
     """
-    path, _, row = name.partition("#")
+    path, row = name, ""
+    if "#" in name and not Path(name).is_file():
+        path, _, row = name.rpartition("#")
     try:
         stored = parse_json(Path(path).read_bytes())
-    except UserError as error:
-        raise UserError(f"card {name}: {error}") from error
+    except (UserError, OSError) as error:
+        raise UserError(f"card {name}: {getattr(error, 'strerror', None) or error}") from error
     card = _of_row(name, stored, row).get("card")
     if not isinstance(card, dict):
         raise UserError(f'card {name}: is no result with a run card: "card" is missing')
@@ -127,13 +132,29 @@ def _of_row(name: str, stored: Any, row: str) -> dict[str, Any]:
 
 
 def _checked(name: str, config: Config, provenance: Any) -> dict[str, Any]:
-    """Returns a card's provenance. UserError: a part that is compared is missing."""
-    parts = {"order": int, "versions": dict, "data_digests": dict, "file_digests": dict}
-    for part, kind in parts.items():
-        if not isinstance(provenance, dict) or not isinstance(provenance.get(part), kind):
-            raise UserError(f"card {name}: provenance.{part} is missing or damaged")
+    """Returns a card's provenance. UserError: a part that is read is missing, damaged or newer."""
+    found = provenance if isinstance(provenance, dict) else {}
+    order, digests = found.get("order"), found.get("data_digests")
+    if type(order) is int and order > LATEST:
+        raise UserError(f"card {name}: provenance.order={order}: this version reads 1 to {LATEST}")
+    digests = digests if isinstance(digests, dict) else {}
+    start = found.get("init_from", {"run": ""})
+    whole = {
+        "order": type(order) is int and order >= 1,
+        "versions": _are_texts(found.get("versions")),
+        "file_digests": _are_texts(found.get("file_digests")),
+        "init_from": isinstance(start, dict) and isinstance(start.get("run"), str),
+    }
     for part in ("train", "dev"):
-        digests = provenance["data_digests"].get(part)
-        if not isinstance(digests, dict) or digests.keys() != {*getattr(config.data, part)}:
-            raise UserError(f"card {name}: provenance.data_digests.{part} is missing or damaged")
-    return provenance
+        names = {*getattr(config.data, part)}
+        good = _are_texts(digests.get(part)) and digests[part].keys() == names
+        whole[f"data_digests.{part}"] = good
+    for part, good in whole.items():
+        if not good:
+            raise UserError(f"card {name}: provenance.{part} is missing or damaged")
+    return found
+
+
+def _are_texts(values: Any) -> bool:
+    """Returns whether a JSON value is an object whose values are all strings."""
+    return isinstance(values, dict) and all(isinstance(value, str) for value in values.values())
