@@ -6,25 +6,27 @@ from pathlib import Path
 import pytest
 from common import error_line
 
+from transformer_jax.cli import back_translate as cli
 from transformer_jax.cli.main import main
 from transformer_jax.config import Config
-from transformer_jax.decoding.translator import Translator
+from transformer_jax.decoding.translator import WINDOW, Translator
 from transformer_jax.runs.run import Run
-from transformer_jax.text.corpus import Corpus
+from transformer_jax.text.corpus import Corpus, Pair
 from transformer_jax.training.trainer import train
 
 
 @pytest.fixture(scope="module")
 def reverse(tiny_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run from German to English that tells the directions apart."""
+    """A run from German to English that has learned some words."""
     folder = tmp_path_factory.mktemp("reverse")
     swapped = [
         tuple(",".join(reversed(name.split(","))) for name in names)
         for names in (tiny_config.data.train, tiny_config.data.dev)
     ]
     data = replace(tiny_config.data, train=swapped[0], dev=swapped[1])
-    options = replace(tiny_config.train, steps=30, evaluate_every=30, save_every=30)
-    return train(replace(tiny_config, data=data, train=options), folder / "run")
+    model = replace(tiny_config.model, dropout=0.0, attention_dropout=0.0, ffn_dropout=0.0)
+    options = replace(tiny_config.train, steps=150, evaluate_every=150, save_every=150)
+    return train(replace(tiny_config, model=model, data=data, train=options), folder / "run")
 
 
 @pytest.fixture
@@ -60,6 +62,19 @@ def test_another_direction(
     assert not (tmp_path / "x.tsv").exists()
 
 
+def test_another_language(
+    command: list[str], tiny_config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sources are right, and the letters are those of the language of the run."""
+    english, german = (Path(name) for name in tiny_config.data.train[0].split(","))
+    text = german.read_text("utf-8")
+    (tmp_path / "x.fr").write_text(text.translate(str.maketrans("aeiourtn", "uoaeitrl")), "utf-8")
+    wrong = [*command, f"--pairs={english},{tmp_path / 'x.fr'}", f"--text={tmp_path / 'x.fr'}"]
+    line = error_line(wrong, capsys)
+    assert "--run: hardly uses the targets of --pairs to predict the sources (log prob" in line
+    assert not (tmp_path / "x.tsv").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -69,7 +84,7 @@ def test_another_direction(
             "Старая книга лежит на столе.\n".encode(),
             "--text: 90% of its tokens are bytes or unknown in the source vocabulary",
         ),
-        (b"rot\nr\xffot\n", "line 2, byte 2: 0xff is not UTF-8"),
+        (b"rot\n" * WINDOW + b"r\xffot\n", f"line {WINDOW + 1}, byte 2: 0xff is not UTF-8"),
     ],
     ids=["empty", "blank", "language", "encoding"],
 )
@@ -78,8 +93,14 @@ def test_bad_text_writes_nothing(
     message: str,
     command: list[str],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    def translate(_: object, lines: list[str], **__: object) -> list[Pair]:
+        assert not "".join(lines).strip()  # before it has found the mistake
+        return []
+
+    monkeypatch.setattr(cli, "back_translate", translate)
     (tmp_path / "x.de").write_bytes(text)
     assert message in error_line([*command, f"--text={tmp_path / 'x.de'}"], capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["x.de"]

@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import BackTranslate
@@ -54,6 +55,9 @@ def run(options: BackTranslate, arguments: ConfigArguments) -> None:
 
 def _windows(path: str, tokenizer: Tokenizer) -> Iterator[list[str]]:
     """Yields the lines of a text. UserError: it has none with text, or is of another language."""
+    if Path(path).is_file():  # A line that is not UTF-8 is found before hours of translation.
+        for _ in read_lines(path):
+            pass
     empty = True
     for lines in windows(read_lines(path), WINDOW):
         texts = [line for line in lines if line.strip()]
