@@ -1,7 +1,8 @@
 """Trains the runs of a study, several at a time, and writes a row for each.
 
-A row is written as soon as its run is trained, and holds the card of that run. The same call keeps
-the rows whose cards name this config, these data and these versions, and continues other runs.
+A row is written as soon as its run is trained, and holds the card of that run, the commit and the
+machine. The same call keeps the rows whose cards name this config, these data and these versions,
+and continues other runs.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ def study(
     """Trains and measures each config, and writes results/NAME.json with their rows.
 
     `measure` returns the row of a run, with its card; `summarise` returns what else the file holds
-    once all rows are there. only: the runs to train now; empty: all. SystemExit: a training has
-    failed, or there is no such run.
+    once all rows are there. only: the runs to train now, while all other rows are kept; empty: all.
+    SystemExit: a training has failed, or there is no such run.
     """
     if unknown := set(only) - configs.keys():
         sys.exit(f"--only {' '.join(sorted(unknown))}: unknown; known are {', '.join(configs)}")
     command = f"make {name.replace('_', '-')}"
-    rows = kept(name, configs)
+    rows = kept(name, configs, only)
     missing = {label: config for label, config in configs.items() if label not in rows}
     chosen = {label: config for label, config in missing.items() if label in (only or missing)}
     for label, trained in train_each(chosen, folder):
-        rows[label] = measure(label, trained)
+        rows[label] = results.origin() | measure(label, trained)
         print(results.write(name, command, {"rows": _in_order(rows, configs)}))
     rows = _in_order(rows, configs)
     if rows.keys() == configs.keys():
@@ -70,28 +71,41 @@ def arguments(description: str | None) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def kept(name: str, configs: dict[str, Config]) -> Rows:
-    """Returns the rows of results/NAME.json that training would give again."""
+def kept(name: str, configs: dict[str, Config], only: Collection[str] = ()) -> Rows:
+    """Returns the rows of results/NAME.json that training would give again, and those that are not
+    to be trained now."""
     if not (results.FOLDER / f"{name}.json").exists():
         return {}
     rows = results.read(name).get("rows", {})
-    return {label: rows[label] for label in rows.keys() & configs if _same(rows, label, configs)}
+    others = rows.keys() - {*only} if only else set[str]()
+    return {
+        label: rows[label]
+        for label in rows.keys() & configs
+        if label in others or _same(rows, label, configs)
+    }
 
 
 def _same(rows: Rows, label: str, configs: dict[str, Config]) -> bool:
-    """Returns whether the card of a row is that of the config, with these data and versions."""
+    """Returns whether the card of a row is that of the config, with these data and versions.
+
+    The data may be in another folder.
+    """
     card, config = rows[label]["card"], configs[label]
-    stored = replace(config, data=replace(config.data, cache=""))
-    provenance = card["provenance"]
+    stored, provenance = from_json(card["config"]), card["provenance"]
+    names = {"train": stored.data.train, "dev": stored.data.dev, "cache": ""}
     try:
         digests = Corpora.of(config.data).digests()
     except (OSError, UserError):  # a corpus that an earlier call has made is not there any more
         return False
     return (
-        from_json(card["config"]) == stored
-        and provenance["data_digests"] == digests
+        stored == replace(config, data=replace(config.data, **names))
+        and _by_part(provenance["data_digests"]) == _by_part(digests)
         and provenance["versions"] == run.versions()
     )
+
+
+def _by_part(digests: dict[str, dict[str, str]]) -> dict[str, list[str]]:
+    return {part: list(found.values()) for part, found in digests.items()}
 
 
 def _in_order(rows: Rows, configs: dict[str, Config]) -> Rows:

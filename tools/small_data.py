@@ -70,18 +70,28 @@ def reverse(config: Config, data: Path, pairs: list[Pair]) -> Config:
     return replace(config, data=replace(config.data, train=names[0], dev=names[1]))
 
 
-def with_back_translation(config: Config, count: int, pairs: list[Pair]) -> Config:
-    """Returns the config with the pairs that the reverse run makes of the rest of the German."""
-    text, made = FOLDER / f"{count}.rest.de", FOLDER / f"{count}.back.tsv"
+def with_back_translation(config: Config, count: int) -> Config:
+    """Returns the config with the few pairs, and as many that the reverse run makes."""
     (few,) = config.data.train
+    data = replace(config.data, train=(few, str(made_pairs(count))), weights=(1.0, 1.0))
+    return replace(config, data=data)
+
+
+def made_pairs(count: int) -> Path:
+    """Returns the file of the pairs that the reverse run of `count` pairs makes."""
+    return FOLDER / f"{count}.back.tsv"
+
+
+def back_translate(count: int, pairs: list[Pair]) -> None:
+    """Makes pairs of the German sides that are left out of `count` pairs, if they are not there."""
+    text, made = FOLDER / f"{count}.rest.de", made_pairs(count)
     if not made.exists():
         with write_whole(text) as file:
             file.writelines(f"{target}\n" for _, target in pairs[count:])
         command = (sys.executable, "-m", "transformer_jax.cli.main", "back-translate")
-        options = (f"--run={FOLDER / f'reverse_{count}'}", f"--text={text}", f"--pairs={few}")
-        subprocess.run((*command, *options, f"--output={made}"), check=True)
-    data = replace(config.data, train=(few, str(made)), weights=(1.0, 1.0))
-    return replace(config, data=data)
+        options = (f"--run={FOLDER / f'reverse_{count}'}", f"--text={text}")
+        few = f"--pairs={FOLDER / f'{count}.tsv'}"
+        subprocess.run((*command, *options, few, f"--output={made}"), check=True)
 
 
 def curves(rows: Rows) -> dict[str, Any]:
@@ -104,12 +114,14 @@ def main() -> None:
     random.Random(0).shuffle(pairs)
     cache_programs()
     configs = without_back_translation(shortened(recipe(data), PART), pairs)
+    few = {count: configs[f"recipe_{count}"] for count in FEW}
     chosen = [count for count in FEW if not options.only or f"back_{count}" in options.only]
-    few = {count: configs[f"recipe_{count}"] for count in chosen}
-    backward = {f"reverse_{n}": reverse(config, data, pairs[:n]) for n, config in few.items()}
+    backward = {f"reverse_{n}": reverse(few[n], data, pairs[:n]) for n in chosen}
     for label, _ in train_each(backward, FOLDER):
         print(f"{FOLDER / label}: trained")
-    configs |= {f"back_{n}": with_back_translation(config, n, pairs) for n, config in few.items()}
+    for count in chosen:
+        back_translate(count, pairs)
+    configs |= {f"back_{n}": with_back_translation(config, n) for n, config in few.items()}
     dev, test = corpus(data, "val"), corpus(data, TEST)
 
     def row(_: str, trained: Run) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def test_runs_are_trained_continued_and_measured(
     assert rows["a"]["steps"] == 6
     assert rows["a"]["target_tokens"] > 100
     assert rows["a"]["card"]["config"]["train"]["steps"] == 6
+    assert rows["a"]["machine"]["cores"] == len(cores)
 
 
 def test_rows_of_other_configs_data_and_versions_are_made_anew(
@@ -75,6 +76,31 @@ def test_rows_of_other_configs_data_and_versions_are_made_anew(
         other = stored | {"provenance": stored["provenance"] | part}
         results.write("tiny", "make tiny", {"rows": {"a": {"card": other}}})
         assert campaign.kept("tiny", configs) == {}
+
+
+def test_rows_that_are_not_to_be_trained_now_are_kept(
+    configs: dict[str, Config], finished: Run
+) -> None:
+    stored = card.make(run.load(finished.folder))
+    results.write("tiny", "make tiny", {"rows": {label: {"card": stored} for label in configs}})
+    assert campaign.kept("tiny", configs) == {}  # that of a run of other settings
+    assert list(campaign.kept("tiny", configs, only=["b"])) == ["a"]
+
+
+def test_the_data_of_a_row_may_be_elsewhere(
+    configs: dict[str, Config], finished: Run, tmp_path: Path
+) -> None:
+    stored = card.make(run.load(finished.folder))
+    results.write("tiny", "make tiny", {"rows": {"a": {"card": stored}}})
+    moved = []
+    for old in finished.config.data.train[0].split(","):
+        (tmp_path / Path(old).name).write_bytes(Path(old).read_bytes())
+        moved.append(str(tmp_path / Path(old).name))
+    data = replace(finished.config.data, train=(",".join(moved),))
+    elsewhere = {"a": replace(finished.config, data=data)}
+    assert list(campaign.kept("tiny", elsewhere)) == ["a"]
+    Path(moved[0]).write_text("other\n" * 150, "utf-8")
+    assert campaign.kept("tiny", elsewhere) == {}
 
 
 def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:

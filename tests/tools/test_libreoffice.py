@@ -1,6 +1,16 @@
-"""What translations of LibreOffice's help keep."""
+"""The translations of LibreOffice's help: what they keep, and their scores."""
 
-from tools.libreoffice import kept
+from pathlib import Path
+
+import pytest
+
+from tools.libreoffice import NAME, kept
+from transformer_jax.benchmark import results
+from transformer_jax.decoding.evaluation import score
+from transformer_jax.text.corpus import Corpus
+from transformer_jax.text.files import read_lines
+
+LIBREOFFICE = Path(__file__).parents[3] / "shared" / "data" / "libreoffice"
 
 
 def test_only_what_the_reference_keeps_too_is_counted() -> None:
@@ -16,3 +26,15 @@ def test_only_what_the_reference_keeps_too_is_counted() -> None:
     assert found["numbers"] == {"lines": 1, "kept": 0, "share": 0.0}  # F6 holds a 6
     assert found["function keys"] == {"lines": 2, "kept": 1, "share": 0.5}
     assert kept([("a", "b")], ["b"])["numbers"]["share"] is None
+
+
+def test_the_committed_translations_have_the_scores_of_the_result() -> None:
+    if not LIBREOFFICE.is_dir():
+        pytest.skip("needs LibreOffice's help in ../shared/data, which is not part of the project")
+    pairs = list(Corpus(str(LIBREOFFICE / "dev.en-de.tsv.gz")).pairs())
+    outputs = list(read_lines(str(results.FOLDER / f"{NAME}.dev.txt")))
+    stated, found = results.read(NAME), score(outputs, [target for _, target in pairs], "de")
+    assert found["bleu_lower_tokenised"] == pytest.approx(stated["bleu_lower_tokenised"])
+    assert found["bleu"] == pytest.approx(stated["bleu_cased_13a"])
+    assert found["chrf"] == pytest.approx(stated["chrf"])
+    assert kept(pairs, outputs) == stated["kept"]

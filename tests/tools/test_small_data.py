@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,28 @@ def test_the_reverse_run_sees_the_few_pairs_the_other_way_round(
     data = small_data.reverse(Config(), tmp_path, pairs[:2]).data
     assert list(Corpus(data.train[0]).pairs()) == [("ein 0", "a 0"), ("ein 1", "a 1")]
     assert list(Corpus(data.dev[0]).pairs()) == [("eins", "one")]
+
+
+def test_half_of_the_pairs_are_made_of_the_german_sides_that_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[tuple[str, ...]] = []
+
+    def run(command: tuple[str, ...], check: bool) -> None:
+        commands.append(command)
+
+    monkeypatch.setattr(small_data, "FOLDER", tmp_path)
+    monkeypatch.setattr(small_data.subprocess, "run", run)
+    pairs: list[Pair] = [(f"a {i}", f"ein {i}") for i in range(4)]
+    few = replace(Config(), data=replace(Config().data, train=(f"{tmp_path}/3.tsv",)))
+    data = small_data.with_back_translation(few, 3).data
+    assert data.train == (f"{tmp_path}/3.tsv", f"{tmp_path}/3.back.tsv")
+    assert data.weights == (1.0, 1.0)
+    small_data.back_translate(3, pairs)
+    assert (tmp_path / "3.rest.de").read_text("utf-8") == "ein 3\n"
+    (command,) = commands
+    assert {f"--run={tmp_path}/reverse_3", f"--pairs={tmp_path}/3.tsv"} < {*command}
+    assert f"--output={data.train[1]}" in command
+    Path(data.train[1]).touch()
+    small_data.back_translate(3, pairs)
+    assert len(commands) == 1  # what is there is not made again

@@ -27,14 +27,19 @@ def write(name: str, command: str, values: dict[str, Any], folder: Path = FOLDER
 
     `command` is the one that makes the file again.
     """
-    header = dict(
-        zip(HEADER, (command, *_code_version(), machine(), run.versions(), _today()), strict=True)
-    )
+    found = {"command": command, "versions": run.versions()} | origin()
+    header = {key: found[key] for key in HEADER}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     with write_whole(path) as file:
         file.write(json.dumps(header | values, indent=1, ensure_ascii=False) + "\n")
     return path
+
+
+def origin() -> dict[str, Any]:
+    """Returns with what code, where and when a part of a result file is measured."""
+    commit, dirty = _code_version()
+    return {"commit": commit, "dirty": dirty, "machine": machine(), "date": _today()}
 
 
 def read(name: str) -> dict[str, Any]:
