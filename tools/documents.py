@@ -66,7 +66,8 @@ def real_sizes() -> str:
 
 
 def multi30k() -> str:
-    """Returns the scores, their signatures, the size and the cost of the recipe of Multi30k."""
+    """Returns the scores, their signatures, the size and the cost of the recipe of Multi30k, beside
+    the best published scores of small models."""
     found = results.read("multi30k_seeds")
     runs = [found["rows"][f"recipe_{seed}"] for seed in found["seeds"]]
     signatures = {name: text.replace("|", "\\|") for name, text in runs[0]["signatures"].items()}
@@ -79,19 +80,22 @@ def multi30k() -> str:
         (
             f"BLEU, lower-cased and tokenised (`{signatures['bleu_lower_tokenised']}`)",
             spread("lower_tokenised"),
+            "41.02 (Wu et al. 2021, 2.6 million parameters)",
         ),
         (
-            f"BLEU, cased (`{signatures['bleu']}`), and chrF2",
+            f"BLEU, cased (`{signatures['bleu']}`), and chrF2 (`{signatures['chrf']}`)",
             f"{spread('cased_13a')}, {spread('chrf')}",
+            "BLEU 36.99 ± 0.24 (7.6 million parameters)",
         ),
         (
             f"training of {runs[0]['parameters']:,} parameters on {tokens / 1e6:.1f} million "
             f"target tokens, each on one of {_processor(found)}",
             f"{spread('minutes', '.0f')} minutes",
+            "",
         ),
     ]
     title = f"Multi30k English-German, test_2016_flickr, mean ± deviation of {len(runs)} seeds"
-    return _table((title, ""), rows)
+    return _table((title, "this project", "published"), rows)
 
 
 def multi30k_samples() -> str:
@@ -109,9 +113,14 @@ def _samples(found: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def multi30k_lengths() -> str:
-    """Returns the development BLEU by the exponent of the length rule."""
-    found = results.read("multi30k_en_de")["val_bleu_by_alpha"]
-    return _table(("α", *found), [("BLEU on val", *(f"{bleu:.2f}" for bleu in found.values()))])
+    """Returns the development BLEU of each seed by the exponent of the length rule."""
+    found = results.read("multi30k_seeds")
+    runs = {seed: found["rows"][f"recipe_{seed}"] for seed in found["seeds"]}
+    rows = [
+        (f"seed {seed}", *(f"{bleu:.2f}" for bleu in run["val_bleu_by_alpha"].values()))
+        for seed, run in runs.items()
+    ]
+    return _table(("BLEU on val with α", *runs[0]["val_bleu_by_alpha"]), rows)
 
 
 def multi30k_seeds() -> str:

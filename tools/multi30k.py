@@ -57,7 +57,7 @@ def first_recipe(folder: Path, seed: int = 0) -> Config:
 
 def published_recipe(folder: Path, seed: int = 0) -> Config:
     """Returns the settings of the Transformer-tiny of Wu et al. 2021, the best published system of
-    this size; the mean of its last ten checkpoints is to be evaluated. An epoch has about 80 steps.
+    this size; the mean of its last ten checkpoints is to be evaluated. An epoch has 63 steps.
     """
     steps = 8000
     config = Config(

@@ -21,11 +21,18 @@ from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpus
 
 
-def test_it_has_the_published_size() -> None:
+def test_it_has_the_published_settings() -> None:
     """2.6 million parameters, with 10,000 ids that source and target share."""
     config = published_recipe(Path("data"))
     assert 2.55e6 < count_parameters(config.model, 10_000, 10_000) < 2.65e6
-    assert config.train.keep == 10
+    model, optimizer, train = config.model, config.optimizer, config.train
+    assert (model.layers, model.decoder_layers, model.heads, model.kv_heads) == (4, None, 4, None)
+    assert (model.norm, model.positions, model.tied) == ("post", "sinusoidal", "all")
+    assert (model.dropout, optimizer.label_smoothing) == (0.3, 0.1)
+    assert (optimizer.kind, optimizer.schedule) == ("adam", "inverse_sqrt")
+    assert (optimizer.learning_rate, optimizer.warmup, optimizer.ema) == (0.005, 2_000, None)
+    assert (config.data.batch_tokens, train.steps, train.keep) == (8_192, 8_000, 10)
+    assert config.decode.beam == 5
 
 
 def test_the_mean_of_the_newest_checkpoints_translates(
