@@ -25,7 +25,7 @@ help:
 	@echo "make multi30k          train and evaluate on Multi30k (two to three hours), results/multi30k_en_de.json"
 	@echo "make multi30k-fr       train and evaluate on Multi30k from English to French, results/multi30k_en_fr.json"
 	@echo "make multi30k-seeds    train three seeds of the recipe and of the one before (6 hours)"
-	@echo "make multi30k-published  train with the published settings (three hours), results/multi30k_published.json"
+	@echo "make multi30k-published  train with the published settings (two and a half hours), results/multi30k_published.json"
 	@echo "make small-data        train on few pairs, and with back-translation (5 hours), results/small_data.json"
 	@echo "make ablations         change one part of the recipe at a time (10 hours), results/ablations.json"
 	@echo "make libreoffice       train and evaluate on LibreOffice's help, results/libreoffice_en_de.json"

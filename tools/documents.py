@@ -179,6 +179,28 @@ def _best_loss(run: dict[str, Any]) -> float:
     return next(each["loss"] for each in run["evaluations"] if each["step"] == run["best_step"])
 
 
+def multi30k_published() -> str:
+    """Returns the scores and the cost of the published settings, beside those of the recipe."""
+    recipe, published = results.read("multi30k_seeds"), results.read("multi30k_published")
+    runs = [recipe["rows"][f"recipe_{seed}"] for seed in recipe["seeds"]]
+    ways = {
+        f"the recipe, mean of {len(runs)} seeds": runs,
+        "the settings of Wu et al. 2021, one seed": [published["rows"]["published_0"]],
+    }
+    rows = [
+        (
+            title,
+            " / ".join(f"{mean(run[score] for run in found):.2f}" for score in BLEU),
+            f"{mean(run['parameters'] for run in found) / 1e6:.1f} million",
+            f"{mean(run['target_tokens'] for run in found) / 1e6:.1f} million",
+            f"{mean(run['minutes'] for run in found):.0f}",
+        )
+        for title, found in ways.items()
+    ]
+    head = ("", "lower-cased tokenised / cased", "parameters", "target tokens", "minutes")
+    return _table(head, rows)
+
+
 def multi30k_few() -> str:
     """Returns both BLEU scores of each way of training on few pairs, as far as trained."""
     rows = results.read("small_data")["rows"]
@@ -688,6 +710,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "multi30k_lengths": multi30k_lengths,
     "multi30k_seeds": multi30k_seeds,
     "multi30k_ablations": multi30k_ablations,
+    "multi30k_published": multi30k_published,
     "multi30k_few": multi30k_few,
     "multi30k_fr": multi30k_fr,
     "libreoffice": libreoffice,

@@ -108,6 +108,32 @@ def test_the_score_of_multi30k_is_the_mean_of_the_seeds(monkeypatch: pytest.Monk
     ]
 
 
+def test_the_published_settings_stand_beside_the_mean_of_the_recipe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def row(bleu: float, minutes: float) -> dict[str, float]:
+        scores = {"bleu_lower_tokenised": bleu + 0.5, "bleu_cased_13a": bleu}
+        return {**scores, "parameters": 2.62e6, "target_tokens": 45.3e6, "minutes": minutes}
+
+    found = {
+        "multi30k_seeds": {
+            "seeds": [0, 1],
+            "rows": {
+                "recipe_0": row(30, 100),
+                "recipe_1": row(40, 200),
+                "first_0": row(10, 10),
+            },
+        },
+        "multi30k_published": {"rows": {"published_0": row(20, 250.4)}},
+    }
+    monkeypatch.setattr(documents.results, "read", found.get)
+    assert documents.multi30k_published().splitlines()[2:] == [
+        "| the recipe, mean of 2 seeds | 35.50 / 35.00 | 2.6 million | 45.3 million | 150 |",
+        "| the settings of Wu et al. 2021, one seed | 20.50 / 20.00 | 2.6 million "
+        "| 45.3 million | 250 |",
+    ]
+
+
 def test_few_pairs_have_a_column_for_each_number(monkeypatch: pytest.MonkeyPatch) -> None:
     def row(bleu: float) -> dict[str, float]:
         return {"bleu_lower_tokenised": bleu + 0.5, "bleu_cased_13a": bleu}
