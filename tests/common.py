@@ -24,8 +24,8 @@ from transformer_jax.config import (
     TokenizerConfig,
     TrainConfig,
 )
-from transformer_jax.models.base import Model
 from transformer_jax.models.make import make_model
+from transformer_jax.models.transformer import Model
 from transformer_jax.special_ids import BOS, EOS, PAD, UNK
 from transformer_jax.text.tokenizer import Tokenizer
 from transformer_jax.training.losses import token_loss

@@ -27,8 +27,8 @@ from transformer_jax.decoding.strategies import Lines, Phases, make_phases
 from transformer_jax.decoding.top_k import first_argmax, top_k
 from transformer_jax.decoding.trained import padded
 from transformer_jax.decoding.translator import THREADS, Translator
-from transformer_jax.models.base import Model
 from transformer_jax.models.make import make_model
+from transformer_jax.models.transformer import Model
 from transformer_jax.parallel.program_cache import cache_programs
 from transformer_jax.types import Batch, Params
 

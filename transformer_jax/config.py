@@ -147,8 +147,8 @@ class ModelConfig(_Section):
     heads: int = 8
     """Number of attention heads; must divide d_model."""
     kv_heads: int | None = None
-    """Number of heads of keys and values, each shared by a group of query heads; must divide heads;
-    None: as many as heads."""
+    """Number of KV heads (of keys and values), each shared by a group of query heads; must divide
+    heads; None: as many as heads."""
     d_ff: int = 2048
     """Width of the hidden layer of the feed-forward network."""
     max_length: int = 256
@@ -189,6 +189,9 @@ class ModelConfig(_Section):
     """The decoder's self-attention."""
     cross_attention: AttentionConfig = AttentionConfig()
     """The decoder's attention over the encoder's output."""
+    self_layer: str = "attention"
+    """The decoder's layer over the positions before: attention (self-attention, as in the paper),
+    or the label of a layer of your own."""
     attention_dropout: float = 0.0
     """Dropout rate of attention weights."""
     ffn_dropout: float = 0.0
@@ -228,17 +231,19 @@ class ModelConfig(_Section):
     def _validate_classifier(self) -> None:
         self._require(self.layers >= 0, "layers", "at least 0")
         self._require(self.tied == "none", "tied", "none where model.labels is set")
-        missing = {"decoder_layers": "decoder", "decoder_attention": "decoder"}
+        missing = {
+            name: "decoder" for name in ("decoder_layers", "decoder_attention", "self_layer")
+        }
         if self.layers == 0:
             missing["encoder_attention"] = "encoder layer"
             outside = self.positions in ("sinusoidal", "learned", "none")
             self._require(outside, "positions", "sinusoidal, learned or none where model.layers=0")
         for name, part in missing.items():
-            left_out = getattr(self, name) in (None, AttentionConfig())
+            left_out = getattr(self, name) == getattr(ModelConfig, name)
             self._require(left_out, name, f"left out where the model has no {part}")
 
     def _validate_attention(self, role: str) -> None:
-        """Checks the ranges of an attention's fields; `make_model` checks them against its kind."""
+        """Checks the ranges of an attention's fields; `check_model` checks those of its kind."""
         attention: AttentionConfig = getattr(self, role)
         depth = self.depth_of(role)
 

@@ -248,17 +248,17 @@ def test_prepared_scores_are_the_formulas(name: str) -> None:
     sizes = {"H": WIDTH, "P": KEYS}
     params = {
         param: draw(10 + i, HEADS, *(sizes[letter] for letter in dimensions.split()))
-        for i, (param, dimensions) in enumerate(entry.params.items())
+        for i, (param, dimensions) in enumerate({**entry.params, **entry.compare_params}.items())
     }
     query, keys = (jnp.stack([x, x[::-1]]) for x in (QUERY, KEY))
-    found = entry.prepare(query, keys, POSITIONS, **params)
+    prepared = entry.prepare(query, keys, POSITIONS, **{n: params[n] for n in entry.params})
+    found = entry.compare(*prepared, **{n: params[n] for n in entry.compare_params})
     if name == "location":
         wanted = scores.location(query, POSITIONS[:, None], params["positions"])
     else:
         wanted = getattr(scores, name)(query, keys, **params)
-    np.testing.assert_allclose(found.compare(found.query, found.keys), wanted, atol=1e-5)
-    assert entry.product == (found.compare.func == scores.scaled_dot)
-    assert not entry.product or found.keys is keys
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert not entry.product or prepared[1] is keys
 
 
 def test_unknown_scores_are_named() -> None:

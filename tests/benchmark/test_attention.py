@@ -164,7 +164,7 @@ def test_products_of_long_sentences_need_little_memory() -> None:
     ("arguments", "words"),
     [
         (["--kernels", "blokwise"], "kernel 'blokwise': unknown; did you mean blockwise?"),
-        (["--kernels", "cudnn"], "kernel cudnn: runs on gpu, not on cpu; use xla"),
+        (["--kernels", "cudnn"], "kernel='cudnn': runs on gpu, not on cpu; use xla"),
         (["--kernels", "nowhere:f"], "kernel 'nowhere:f': cannot be imported: No module"),
         (["--kernels", "my_kernels:narrow"], "(JAX array of (1, 2, 8, 4), weights or None)"),
         (["--kernels", "my_kernels:narrow"], "not (1, 2, 8, 1) and NoneType"),

@@ -681,7 +681,7 @@ def test_a_module_of_ones_own_is_imported_on_the_command_line_only(
     ("kernel", "message"),
     [
         ("blokwise", "kernel 'blokwise': unknown; did you mean blockwise?"),
-        ("cudnn", "kernel cudnn: runs on gpu, not on cpu; use xla"),
+        ("cudnn", "kernel='cudnn': runs on gpu, not on cpu; use xla"),
         ("nowhere:f", "kernel 'nowhere:f': cannot be imported"),
     ],
 )

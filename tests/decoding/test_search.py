@@ -22,7 +22,7 @@ from transformer_jax.decoding.processors import Sentences
 from transformer_jax.decoding.sampling import greedy
 from transformer_jax.decoding.search import Hypotheses, Rules, Strategy
 from transformer_jax.special_ids import BOS, EOS, PAD, UNK
-from transformer_jax.types import Batch, DecodeState
+from transformer_jax.types import Batch, LayerState
 
 pytestmark = pytest.mark.usefixtures("strict")
 
@@ -53,14 +53,14 @@ def logits_after(prefix: Any, sentence: Any) -> Any:
     return (words >> np.uint32(8)).astype(np.float32) * np.float32(6 / 2**24)
 
 
-def table_step(ids: Any, state: DecodeState, index: Any) -> Any:
-    prefix = follow(state.beams, ids)
-    return logits_after(prefix, state.memory[:, None]), DecodeState(state.memory, prefix), None
+def table_step(ids: Any, state: LayerState, index: Any) -> Any:
+    prefix = follow(state.carry, ids)
+    return logits_after(prefix, state.cache[:, None]), LayerState(state.cache, prefix), None
 
 
-def start(sentences: Any, beams: int) -> DecodeState:
+def start(sentences: Any, beams: int) -> LayerState:
     numbers = jnp.asarray(sentences, jnp.uint32)
-    return DecodeState(numbers, jnp.zeros((len(sentences), beams), jnp.uint32))
+    return LayerState(numbers, jnp.zeros((len(sentences), beams), jnp.uint32))
 
 
 def rules(max_length: int, name: str = "none", **more: Any) -> Rules:

@@ -85,7 +85,7 @@ def test_latent_weights_are_the_formula_of_the_paper() -> None:
         table, places = (exact[f"source_embedding/{part}"] for part in ("embedding", "positions"))
         e = table[row[:length]] * config.d_model**0.5 + places[:length]
         e = e @ exact["cross_attention/key/kernel"][:, 0]
-        v = exact["cross_attention/weighing/active"][0]
+        v = exact["cross_attention/active"][0]
         active = [softmax((token @ v)[:length]) for token in e]
         wanted = [softmax(e @ label) @ np.stack(active) for label in u]
         found = weights["labels/cross_attention"][number, 0]

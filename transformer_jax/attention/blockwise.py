@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from transformer_jax.attention.kernel_entry import KernelEntry
 from transformer_jax.attention.masks import Mask
 
 HIDDEN_SCORE = -1e30
@@ -53,9 +52,6 @@ def blockwise(
     grouped = query.reshape(*key.shape[:2], plan.group, *query.shape[2:])
     output: Array = _attend(grouped, key, value, arrays, plan)
     return output.reshape(query.shape), None
-
-
-BLOCKWISE = KernelEntry("blockwise", blockwise, features=frozenset({"window", "unaligned_causal"}))
 
 
 def choose_blocks(heads: int, group: int, queries: int, keys: int, mask: Mask) -> Blocks:

@@ -18,7 +18,7 @@ from transformer_jax.attention.scores import dot, scaled_dot
 from transformer_jax.errors import UserError
 from transformer_jax.types import Key
 
-Score = Callable[[Array, Array], Array]
+ScoreFn = Callable[[Array, Array], Array]
 """A function (query [..., T, H], keys [..., S, H]) -> scores [..., T, S] as in scores.py."""
 
 ContextAndWeights = tuple[Float[Array, "*B T H"], Float[Array, "*B T S"]]
@@ -49,7 +49,7 @@ def soft_attention(
     values: Float[Array, "*B S H"],
     mask: Bool[Array, "..."] | None = None,
     *,
-    score: Score = scaled_dot,
+    score: ScoreFn = scaled_dot,
 ) -> ContextAndWeights:
     """Returns soft attention: weights softmax(score(q, k)) over all keys.
 
@@ -73,7 +73,7 @@ def hard_attention(
     values: Float[Array, "*B S H"],
     mask: Bool[Array, "..."] | None = None,
     *,
-    score: Score = scaled_dot,
+    score: ScoreFn = scaled_dot,
     key: Key | None = None,
 ) -> ContextAndWeights:
     """Returns hard attention: one value, sampled with the soft weights as probabilities.
@@ -91,7 +91,7 @@ def gumbel_attention(
     values: Float[Array, "*B S H"],
     mask: Bool[Array, "..."] | None = None,
     *,
-    score: Score = scaled_dot,
+    score: ScoreFn = scaled_dot,
     key: Key | None = None,
     temperature: float = 1.0,
 ) -> ContextAndWeights:
@@ -133,7 +133,7 @@ def local_m_attention(
     mask: Bool[Array, "..."] | None = None,
     *,
     window: int,
-    score: Score = scaled_dot,
+    score: ScoreFn = scaled_dot,
 ) -> ContextAndWeights:
     """Returns soft attention in [t - D, t + D] around the query's position t, with D = `window`.
 
@@ -153,7 +153,7 @@ def local_p_attention(
     centre: Float[Array, "*B T"],
     window: int,
     key_positions: Array | None = None,
-    score: Score = scaled_dot,
+    score: ScoreFn = scaled_dot,
 ) -> ContextAndWeights:
     """Returns soft attention in [p - D, p + D] around a predicted position p = `centre`.
 
@@ -197,7 +197,7 @@ def latent_attention(
     mask: Bool[Array, "..."] | None = None,
     *,
     active: Float[Array, "*B S S"],
-    score: Score = scaled_dot,
+    score: ScoreFn = scaled_dot,
 ) -> ContextAndWeights:
     """Returns attention in two stages: the rows of `active`, averaged with latent weights.
 

@@ -10,18 +10,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 
-def frequencies(width: int) -> np.ndarray:
-    """Returns 10000^(-2i/width) for each pair i of `width` columns (section 3.5)."""
-    return 10000.0 ** -(np.arange(0, width, 2) / width)
-
-
 def rotate(x: Float[Array, "B N T H"], positions: Int[Array, "#B T"]) -> Float[Array, "B N T H"]:
     """Rotates each pair of columns (2i, 2i+1) by the angle position · 10000^(-2i/H).
 
     The product of a query and a key then depends on their positions only through the distance
     between them. (Su et al. 2021, RoFormer, section 3.2.2)
     """
-    rate = frequencies(x.shape[-1])
+    rate = 10000.0 ** -(np.arange(0, x.shape[-1], 2) / x.shape[-1])
     position = positions[:, None, :, None].astype(jnp.float32)
     angle = position * jnp.asarray(rate, jnp.float32)[None, None, None, :]
     cos, sin = jnp.cos(angle), jnp.sin(angle)

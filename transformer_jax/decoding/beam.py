@@ -22,12 +22,13 @@ from transformer_jax.decoding.search import (
     grow_ids,
     last_ids,
     no_ids,
+    reorder,
     score_next,
     take,
 )
 from transformer_jax.decoding.top_k import top_k
 from transformer_jax.special_ids import PAD
-from transformer_jax.types import DecodeState, Size
+from transformer_jax.types import Size
 
 
 class Ended(NamedTuple):
@@ -103,7 +104,7 @@ def beam_search(beams: int, stop: Stop) -> Strategy:
         scores, kept = jax.lax.top_k(jnp.where(ends, -jnp.inf, candidates.scores), beams)
         live = Live(take(candidates.ids, kept), scores, take(candidates.log_probs, kept))
         origin = jnp.take_along_axis(parents, kept, axis=1)
-        state = DecodeState(state.memory, jax.tree.map(lambda x: take(x, origin), state.beams))
+        state = reorder(state, origin)
         best = bound(scores[:, 0], index + 2, sentences.max_length, rules.length_rule)
         done = done | at_end[:, 0] | stop(ended.ranks, best)
         return Progress(index + 1, done, sentences, _Beam(live, ended), state)

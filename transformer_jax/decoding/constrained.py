@@ -28,12 +28,12 @@ from transformer_jax.decoding.search import (
     Step,
     Strategy,
     last_ids,
+    reorder,
     score_next,
     take,
 )
 from transformer_jax.decoding.top_k import first_argmax
 from transformer_jax.special_ids import PAD
-from transformer_jax.types import DecodeState
 
 MISSING = 1e6
 """What the rank of a truncated hypothesis loses for each id of a phrase that it does not hold."""
@@ -95,7 +95,7 @@ def constrained_beam_search(beams: int, stop: Stop) -> Strategy:
         scores = jnp.where(take(alive, kept), take(candidates.scores, kept), -jnp.inf)
         live = Live(take(candidates.ids, kept), scores, take(candidates.log_probs, kept))
         origin = jnp.take_along_axis(parents, kept, axis=1)
-        state = DecodeState(state.memory, jax.tree.map(lambda x: take(x, origin), state.beams))
+        state = reorder(state, origin)
         met = jax.tree.map(lambda x: take(x, kept), met)
         best = bound(jnp.max(scores, axis=1), index + 2, sentences.max_length, rules.length_rule)
         done = done | at_end[:, 0] | stop(ended.ranks, best)

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.decoding.trained import TrainedModel, padded
 from transformer_jax.errors import UserError
-from transformer_jax.models.base import Model
 from transformer_jax.models.quantization import dequantize
+from transformer_jax.models.transformer import Model
 from transformer_jax.parallel.compile import compile_function
 from transformer_jax.special_ids import EOS, PAD
 from transformer_jax.types import Batch, Params

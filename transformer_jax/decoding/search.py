@@ -20,12 +20,9 @@ from jaxtyping import Array, Bool, Float, Int
 from transformer_jax.decoding.length_rules import LengthRule, unnormalized
 from transformer_jax.decoding.processors import NO_PADDING, Context, Processor, Sentences
 from transformer_jax.special_ids import PAD
-from transformer_jax.types import DecodeState, Size
+from transformer_jax.types import DecodeState, LayerState, Size
 
-Step = Callable[
-    [Int[Array, "B K"], DecodeState, Int[Array, ""]],
-    tuple[Float[Array, "B K V"], DecodeState, Any],
-]
+Step = Callable[[Int[Array, "B K"], Any, Int[Array, ""]], tuple[Float[Array, "B K V"], Any, Any]]
 
 
 class Hypotheses(NamedTuple):
@@ -70,7 +67,7 @@ class Progress(NamedTuple):
     done: Bool[Array, " B"]
     sentences: Sentences
     found: Any  # what the strategy keeps
-    state: DecodeState
+    state: Any
 
 
 STRIDE = 8
@@ -92,7 +89,7 @@ class Strategy(NamedTuple):
 
 
 def search(
-    strategy: Strategy, step: Step, state: DecodeState, sentences: Sentences, rules: Rules
+    strategy: Strategy, step: Step, state: Any, sentences: Sentences, rules: Rules
 ) -> Hypotheses:
     """Returns the hypotheses of each sentence; none is longer than `Rules.max_length`."""
     lengths = jnp.minimum(sentences.max_length, rules.max_length)
@@ -101,7 +98,7 @@ def search(
     return strategy.hypotheses(progress.found, rules)
 
 
-def begin(strategy: Strategy, state: DecodeState, sentences: Sentences, rules: Rules) -> Progress:
+def begin(strategy: Strategy, state: Any, sentences: Sentences, rules: Rules) -> Progress:
     """Returns a search before its first position."""
     found = strategy.start(sentences, rules)
     done = sentences.max_length <= 0
@@ -183,6 +180,20 @@ def last_ids(live: Live, index: Int[Array, ""], rules: Rules) -> Int[Array, "B K
     """Returns the last id of each hypothesis, of which the next one depends."""
     before = live.ids[:, :, jnp.maximum(index - 1, 0)]
     return jnp.where(index == 0, rules.start_id, before).astype(jnp.int32)
+
+
+def reorder(state: Any, parents: Int[Array, "B K"]) -> Any:
+    """Returns the state of hypotheses that continue those with the indices `parents`.
+
+    Reorders each `DecodeState` or `LayerState` in it. Other arrays stay as they are.
+    """
+
+    def is_state(node: Any) -> bool:
+        return isinstance(node, DecodeState | LayerState)
+
+    return jax.tree.map(
+        lambda node: node.reordered(parents) if is_state(node) else node, state, is_leaf=is_state
+    )
 
 
 def take(x: Array, beams: Int[Array, "B K"]) -> Array:

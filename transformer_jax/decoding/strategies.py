@@ -28,8 +28,8 @@ from transformer_jax.decoding.search import (
     begin,
     proceed,
 )
-from transformer_jax.models.base import Model
 from transformer_jax.models.quantization import dequantize
+from transformer_jax.models.transformer import Model
 from transformer_jax.special_ids import BOS, EOS, PAD
 from transformer_jax.types import HostOrDeviceArray, Params, Size
 

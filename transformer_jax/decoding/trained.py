@@ -16,8 +16,8 @@ from jaxtyping import Int
 from transformer_jax.config import Config, DecodeConfig, ModelConfig
 from transformer_jax.data.buckets import batches_by_length
 from transformer_jax.errors import UserError
-from transformer_jax.models.base import Model
 from transformer_jax.models.make import abstract_params, make_model
+from transformer_jax.models.transformer import Model
 from transformer_jax.parallel.kernel import shard_kernel
 from transformer_jax.parallel.mesh import (
     check_mesh,

@@ -8,13 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.attention import Kernel
+from transformer_jax.attention import AnyKernel
 from transformer_jax.config import ModelConfig
-from transformer_jax.models.base import Model
 from transformer_jax.models.checks import check_model
 from transformer_jax.models.classifier import Classifier
 from transformer_jax.models.quantization import quantize
-from transformer_jax.models.transformer import Transformer
+from transformer_jax.models.transformer import Model, Transformer
 from transformer_jax.special_ids import PAD
 from transformer_jax.types import Batch, Constrain, ModelOutput, Params, unconstrained
 
@@ -23,7 +22,7 @@ def make_model(
     config: ModelConfig,
     source_vocabulary: int,
     target_vocabulary: int,
-    kernel: str | Kernel = "auto",
+    kernel: AnyKernel = "auto",
     constrain: Constrain = unconstrained,
     remat: str = "none",
     shards: int = 1,

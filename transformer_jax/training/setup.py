@@ -15,7 +15,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from transformer_jax.attention import Kernel
+from transformer_jax.attention import AnyKernel
 from transformer_jax.config import Config
 from transformer_jax.data import loader as data
 from transformer_jax.data.buckets import Shape
@@ -23,10 +23,10 @@ from transformer_jax.data.dataset import Examples, tokenize
 from transformer_jax.data.order import LATEST
 from transformer_jax.data.tokenizers import tokenizers_of
 from transformer_jax.errors import UserError
-from transformer_jax.models.base import Model
 from transformer_jax.models.checks import check_model, check_packing
 from transformer_jax.models.classifier import check_labels
 from transformer_jax.models.make import abstract_model, make_model
+from transformer_jax.models.transformer import Model
 from transformer_jax.parallel.kernel import shard_kernel
 from transformer_jax.parallel.mesh import (
     AnyMesh,
@@ -195,7 +195,7 @@ def prepare_step(config: Config, vocabularies: tuple[int, int], mesh: AnyMesh) -
     """
     check_mesh(config, vocabularies)
     optimizer = make_optimizer(config.optimizer, config.model.d_model)
-    kernel: str | Kernel = config.execution.kernel
+    kernel: AnyKernel = config.execution.kernel
     constrain, shards = unconstrained, 1
     if config.execution.executor == "jit":  # arrays inside a pmap are those of one device
         kernel, constrain = shard_kernel(kernel, mesh), constrain_to(mesh)
