@@ -231,9 +231,8 @@ class ModelConfig(_Section):
     def _validate_classifier(self) -> None:
         self._require(self.layers >= 0, "layers", "at least 0")
         self._require(self.tied == "none", "tied", "none where model.labels is set")
-        missing = {
-            name: "decoder" for name in ("decoder_layers", "decoder_attention", "self_layer")
-        }
+        of_decoder: tuple[str, ...] = ("decoder_layers", "decoder_attention", "self_layer")
+        missing = dict.fromkeys(of_decoder, "decoder")
         if self.layers == 0:
             missing["encoder_attention"] = "encoder layer"
             outside = self.positions in ("sinusoidal", "learned", "none")
