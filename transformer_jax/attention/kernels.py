@@ -189,15 +189,16 @@ def _checked(name: str, result: Any, query: Array, key: Array) -> tuple[Array, A
         ):
             return output, weights
         case (jax.Array() as output, other):
-            found = f"{output.shape} and {getattr(other, 'shape', type(other).__name__)}"
+            returned = f"{output.shape} and {getattr(other, 'shape', type(other).__name__)}"
         case (other, _):
-            found = f"{type(other).__name__} as output"
+            returned = f"{type(other).__name__} as output"
         case jax.Array() as other:
-            found = f"an array of {other.shape}"
+            returned = f"an array of {other.shape}"
         case other:
-            found = type(other).__name__
+            returned = type(other).__name__
     raise UserError(
-        f"kernel {name!r}: must return (JAX array of {query.shape}, weights or None), not {found}"
+        f"kernel {name!r}: must return (JAX array of {query.shape}, weights or None), "
+        f"not {returned}"
     )
 
 

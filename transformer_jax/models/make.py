@@ -46,8 +46,8 @@ def abstract_model(
     with shapes and types in place of arrays."""
     model = make_model(config, source_vocabulary, target_vocabulary)
     ids, key = jnp.full((1, 1), PAD, jnp.int32), jax.random.key(0)
-    made: Any = jax.eval_shape(model.init_with_output, key, Batch(ids, ids, ids), key)
-    output, variables = made
+    shapes: Any = jax.eval_shape(model.init_with_output, key, Batch(ids, ids, ids), key)
+    output, variables = shapes
     return output, variables["params"]
 
 
