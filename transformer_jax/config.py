@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -231,31 +232,31 @@ class ModelConfig(_Section):
     def _validate_classifier(self) -> None:
         self._require(self.layers >= 0, "layers", "at least 0")
         self._require(self.tied == "none", "tied", "none where model.labels is set")
-        of_decoder: tuple[str, ...] = ("decoder_layers", "decoder_attention", "self_layer")
-        missing = dict.fromkeys(of_decoder, "decoder")
+        of_decoder = ("decoder_layers", "decoder_attention", "self_layer")
+        missing = [(name, "decoder") for name in of_decoder]
         if self.layers == 0:
-            missing["encoder_attention"] = "encoder layer"
+            missing.append(("encoder_attention", "encoder layer"))
             outside = self.positions in ("sinusoidal", "learned", "none")
             self._require(outside, "positions", "sinusoidal, learned or none where model.layers=0")
-        for name, part in missing.items():
+        for name, part in missing:
             left_out = getattr(self, name) == getattr(ModelConfig, name)
             self._require(left_out, name, f"left out where the model has no {part}")
 
     def _validate_attention(self, role: str) -> None:
         """Checks the ranges of an attention's fields; `check_model` checks those of its kind."""
         attention: AttentionConfig = getattr(self, role)
-        depth = self.depth_of(role)
-
-        def require(condition: bool, field: str, wanted: str) -> None:
-            if not condition:
-                value = getattr(attention, field)
-                raise UserError(f"model.{role}.{field}={value!r}: must be {wanted}")
-
+        require, depth = partial(self.require_attention, role), self.depth_of(role)
         layer, window = attention.layer, attention.window
         require(window is None or window > 0, "window", "at least 1")
         require(layer is None or 0 <= layer < depth, "layer", f"from 0 to {depth - 1}")
         require(attention.entropy >= 0, "entropy", "at least 0")
         require(attention.reward > 0, "reward", "above 0")
+
+    def require_attention(self, role: str, ok: bool, name: str, want: str) -> None:
+        """Raises UserError, unless `ok`, for the field `name` of the attention `role`."""
+        if not ok:
+            value = getattr(getattr(self, role), name)
+            raise UserError(f"model.{role}.{name}={value!r}: must be {want}")
 
     @property
     def head_size(self) -> int:

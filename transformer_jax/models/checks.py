@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from transformer_jax.attention import AnyKernel
@@ -50,12 +51,7 @@ def check_packing(config: ModelConfig) -> None:
 def _check_attention(config: ModelConfig, role: str, kind: Kind) -> None:
     attention, depth = getattr(config, role), config.depth_of(role)
     find_score(role, attention.score)
-
-    def require(condition: bool, field: str, wanted: str) -> None:
-        if not condition:
-            value = getattr(attention, field)
-            raise UserError(f"model.{role}.{field}={value!r}: must be {wanted}")
-
+    require = partial(config.require_attention, role)
     is_label = role == "cross_attention" and config.labels is not None
     reason = kind.excluded.get("label_attention" if is_label else role)
     require(reason is None, "kind", f"another kind, since {reason}")
@@ -75,17 +71,18 @@ def _check_attention(config: ModelConfig, role: str, kind: Kind) -> None:
 
 def _check_self_layer(config: ModelConfig) -> None:
     """Raises UserError for what the decoder's self-layer does not support."""
-    label, entry = config.self_layer, find_self_layer(config.self_layer)
-
-    def require(supported: bool, field: str, wanted: str) -> None:
-        if not supported:
-            value = getattr(config, field)
-            raise UserError(f"model.{field}={value!r}: must be {wanted} with self_layer={label!r}")
-
-    require(config.positions in entry.positions, "positions", " or ".join(entry.positions))
-    require(entry.dropout or not config.attention_dropout, "attention_dropout", "0")
-    plain = config.decoder_attention == AttentionConfig()
-    require(entry.attention or plain, "decoder_attention", "left out")
+    entry, plain = find_self_layer(config.self_layer), AttentionConfig()
+    required = {
+        "positions": (config.positions in entry.positions, " or ".join(entry.positions)),
+        "attention_dropout": (entry.dropout or config.attention_dropout == 0, "0"),
+        "decoder_attention": (entry.attention or config.decoder_attention == plain, "left out"),
+    }
+    for name, (ok, want) in required.items():
+        if not ok:
+            raise UserError(
+                f"model.{name}={getattr(config, name)!r}: must be {want} with "
+                f"model.self_layer={config.self_layer!r}"
+            )
 
 
 def _check_dropout(config: ModelConfig, attention: Any, kind: Kind) -> None:
