@@ -319,7 +319,6 @@ def test_paths_that_leave_the_checkpoint_are_refused(tmp_path: Path, name: str) 
     "change",
     [
         lambda manifest: manifest.update(step=2),
-        lambda manifest: manifest.update(format=0),
         lambda manifest: manifest.update(other=1),
         lambda manifest: manifest.pop("best"),
         lambda manifest: manifest["files"].append("name"),
@@ -333,12 +332,22 @@ def test_odd_manifest_is_refused(tmp_path: Path, change: Any) -> None:
         checkpoint.progress(tmp_path, 1)
 
 
-def test_newer_format_is_refused(tmp_path: Path) -> None:
-    newer = FORMAT + 1
+def test_a_manifest_without_a_digest_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    edit_manifest(tmp_path, 1, lambda manifest: manifest.update(format=newer, more=True))
-    match = f"format {newer} is of a newer version; this one reads up to {FORMAT}"
-    with pytest.raises(ValueError, match=match):
+    path = tmp_path / "00000001" / "manifest.json"
+    values = json.loads(path.read_text())
+    del values["sha256"]
+    path.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=r"checkpoint 1 in .*: manifest\.json is damaged"):
+        checkpoint.progress(tmp_path, 1)
+
+
+@pytest.mark.parametrize("other", [FORMAT - 1, FORMAT + 1])
+def test_another_format_is_refused_by_name(tmp_path: Path, other: int) -> None:
+    save(tmp_path, 1)
+    edit_manifest(tmp_path, 1, lambda manifest: manifest.update(format=other, more=True))
+    message = f"^checkpoint 1 in {tmp_path}: format {other}: this version reads {FORMAT}$"
+    with pytest.raises(ValueError, match=message):
         checkpoint.restore(tmp_path, 1, "weights")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import logging
 import re
 import typing
 from collections.abc import Sequence
@@ -18,11 +17,8 @@ from typing import Any, NamedTuple
 
 import tyro
 
-from transformer_jax.cli.commands import RENAMED
 from transformer_jax.config import Config, did_you_mean, load_config_file
 from transformer_jax.errors import UserError
-
-logger = logging.getLogger(__name__)
 
 
 class ConfigArguments(NamedTuple):
@@ -65,17 +61,6 @@ def split_config(arguments: Sequence[str]) -> tuple[ConfigArguments, list[str]]:
     if len(paths) > 1:
         raise UserError(f"--config: given {len(paths)} times: {', '.join(paths)}")
     return ConfigArguments(paths[0] if paths else None, overrides), others
-
-
-def rename_options(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments with today's names of options. Warns of each old name."""
-    renamed = []
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if name in RENAMED:
-            logger.warning("%s is now called %s", name, RENAMED[name])
-        renamed.append(RENAMED.get(name, name) + equals + value)
-    return renamed
 
 
 @dataclass(frozen=True)

@@ -322,6 +322,3 @@ COMMANDS: dict[str, type[Options]] = {
     "bench attention": BenchAttention,
 }
 """Options by command. The module of a command has its name, with "_" in place of " " and "-"."""
-
-RENAMED = {"--restart": "--new", "--key-heads": "--kv-heads"}
-"""Old names of options, which are still accepted with a warning."""

@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import NoReturn
 
 from transformer_jax.allocator import restart_with_allocator
-from transformer_jax.cli.arguments import Fields, one_line, parse, rename_options, split_config
+from transformer_jax.cli.arguments import Fields, one_line, parse, split_config
 from transformer_jax.cli.commands import COMMANDS, ProcessOptions
 from transformer_jax.config import Config, did_you_mean
 from transformer_jax.errors import UserError
@@ -72,7 +72,7 @@ def _dispatch(arguments: Sequence[str]) -> None:
     config, rest = split_config([_expanded(argument, kind.short) for argument in rest])
     if "--help-config" in rest:
         parse(Fields, ["--help"], program, Fields(Config()))
-    options = parse(kind, rename_options(rest), program)
+    options = parse(kind, rest, program)
     if isinstance(options, ProcessOptions) and options.processes is not None:
         import_module("transformer_jax.cli.launch").launch(arguments, options)
         return

@@ -97,7 +97,7 @@ def make(trained: Run) -> dict[str, Any]:
 def load(name: str) -> Card:
     """Reads the card in a result file, FILE, or that of a row of a study, FILE#ROW.
 
-    UserError: there is none, or it is of a newer format.
+    UserError: there is none, or it is of another format.
     """
     path, row = name, ""
     if "#" in name and not Path(name).is_file():

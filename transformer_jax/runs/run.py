@@ -40,9 +40,9 @@ from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.types import Params
 from transformer_jax.user_code import is_function_name
 
-FORMAT = 1
-_FIELDS = ("sha256", "format", "config", "tokenizers", "provenance", "made_from")
-"""Those of config.json. "made_from" is the first name of "provenance"."""
+FORMAT = 2
+_FIELDS = ("sha256", "format", "config", "tokenizers", "provenance")
+"""The fields of config.json."""
 
 _UNFINISHED = ".unfinished"
 """File that marks a run while it is created. Until config.json is written, last, the folder holds
@@ -197,7 +197,7 @@ def load(folder: epath.PathLike) -> Run:
     cached corpora (`data.cache`) are the default ones, and a kernel stored as MODULE:FUNCTION is
     replaced by "auto", since code is never named by a file.
 
-    UserError: the run is missing, damaged or of a newer format.
+    UserError: the run is missing, damaged or of another format.
     """
     folder = find_path(folder)
     path, stored = _stored(folder)
@@ -213,8 +213,7 @@ def load(folder: epath.PathLike) -> Run:
             tokenizers = tokenizer.load(folder, digests)
         case other:
             raise UserError(f"{path}: tokenizers={other!r}: must be two digests")
-    provenance = stored.get("provenance", stored.get("made_from", {}))  # its first name
-    return Run(folder, config, tokenizers, provenance)
+    return Run(folder, config, tokenizers, stored.get("provenance", {}))
 
 
 def load_config(folder: epath.PathLike) -> Config:
@@ -265,7 +264,7 @@ def _verify(path: AnyPath, stored: dict[str, Any]) -> None:
             f"{path}: {min(unknown)!r}: unknown field; must be one of: {', '.join(_FIELDS)}"
         )
     digest = json_digest(_without_digest(stored))
-    if stored.get("sha256", digest) != digest:  # runs of older versions have none
+    if stored.get("sha256", digest) != digest:  # deleted by who has edited the file
         raise UserError(
             f'{path}: is damaged or was edited: its SHA-256 is {digest[:12]}…, not "sha256" in it; '
             'restore it or, if the edit is yours, delete the line "sha256"'
