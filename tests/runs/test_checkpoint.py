@@ -20,7 +20,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer_jax.config import OptimizerConfig
-from transformer_jax.json_text import json_digest
+from transformer_jax.files import json_digest
 from transformer_jax.parallel.mesh import make_mesh, replicate
 from transformer_jax.runs import checkpoint, manifest
 from transformer_jax.runs.checkpoint import Checkpoints

@@ -19,8 +19,7 @@ from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.cli.arguments import Fields, one_line, parse, split_config
 from transformer_jax.cli.commands import COMMANDS, ProcessOptions
 from transformer_jax.config import Config, did_you_mean
-from transformer_jax.errors import UserError
-from transformer_jax.printable import printable
+from transformer_jax.errors import UserError, printable
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -35,7 +35,7 @@ from transformer_jax.data.cache import share, writing_to_cache
 from transformer_jax.data.lengths import Lengths
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.errors import UserError
-from transformer_jax.json_text import json_digest, parse_json
+from transformer_jax.files import json_digest, parse_json
 
 MAX_BYTES = 32 * 2**30
 """The size of all entries beyond which those that were not used for the longest time go."""

@@ -15,8 +15,7 @@ import sentencepiece
 
 from transformer_jax.config import Config
 from transformer_jax.data.cache import cache_of, check_cache, share, writing_to_cache
-from transformer_jax.files import write_whole
-from transformer_jax.json_text import parse_json
+from transformer_jax.files import parse_json, write_whole
 from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.text.tokenizer import Tokenizer, Tokenizers

@@ -19,10 +19,8 @@ from pathlib import Path
 
 import jax
 
-from transformer_jax.cache_folder import cache_folder
 from transformer_jax.errors import UserError
-from transformer_jax.files import write_whole
-from transformer_jax.json_text import parse_json
+from transformer_jax.files import cache_folder, parse_json, write_whole
 from transformer_jax.parallel.processes import is_coordinator
 
 logger = logging.getLogger(__name__)

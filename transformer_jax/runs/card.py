@@ -15,7 +15,7 @@ from etils import epath
 from transformer_jax.config import Config, from_json, to_json
 from transformer_jax.data.order import LATEST
 from transformer_jax.errors import UserError
-from transformer_jax.json_text import parse_json
+from transformer_jax.files import parse_json
 from transformer_jax.runs import run
 from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpora, Corpus

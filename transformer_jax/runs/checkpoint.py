@@ -38,8 +38,14 @@ from etils import epath
 from orbax.checkpoint import type_handlers
 
 from transformer_jax.errors import UserError
-from transformer_jax.files import AnyPath, files_below, remove_folder, write_whole
-from transformer_jax.json_text import json_digest, parse_json
+from transformer_jax.files import (
+    AnyPath,
+    files_below,
+    json_digest,
+    parse_json,
+    remove_folder,
+    write_whole,
+)
 from transformer_jax.parallel.processes import broadcast, is_coordinator, wait_for_all
 from transformer_jax.runs import manifest
 from transformer_jax.types import Params

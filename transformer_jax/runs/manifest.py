@@ -12,8 +12,14 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from transformer_jax.errors import UserError
-from transformer_jax.files import AnyPath, files_below, flush_to_disk, write_whole
-from transformer_jax.json_text import json_digest, parse_json
+from transformer_jax.files import (
+    AnyPath,
+    files_below,
+    flush_to_disk,
+    json_digest,
+    parse_json,
+    write_whole,
+)
 
 FORMAT = 5
 """The format that is written and read."""

@@ -29,11 +29,12 @@ from transformer_jax.files import (
     AnyPath,
     files_below,
     find_path,
+    json_digest,
     named,
+    parse_json,
     remove_folder,
     write_whole,
 )
-from transformer_jax.json_text import json_digest, parse_json
 from transformer_jax.runs import checkpoint, lock
 from transformer_jax.text import tokenizer
 from transformer_jax.text.tokenizer import Tokenizers
