@@ -1,6 +1,7 @@
 """The command line: what a user types, sees, and reads when something is wrong."""
 
 import gzip
+import inspect
 import json
 import os
 import re
@@ -108,8 +109,15 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, finished:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_a_module(name: str) -> None:
-    assert callable(import_module(f"transformer_jax.cli.{re.sub('[ -]', '_', name)}").run)
+def test_every_command_runs_a_function_of_its_own(name: str) -> None:
+    """Its options import it by name, so that an editor leads there from the table."""
+    kind = COMMANDS[name]
+    called = re.search(
+        r"from (transformer_jax\.cli\.\w+) import (\w+)", inspect.getsource(kind.execute)
+    )
+    assert called is not None
+    function = getattr(import_module(called[1]), called[2])
+    assert inspect.signature(function).parameters["options"].annotation == kind.__name__
 
 
 def test_training_from_the_command_line(

@@ -73,11 +73,10 @@ class Fields:
 def parse(kind: type[Any], arguments: Sequence[str], program: str, default: Any = None) -> Any:
     """Returns the arguments as a `kind`. UserError in place of tyro's boxed message and exit."""
     errors = io.StringIO()
-    more = {} if default is None else {"default": default}
+    flags = tyro.conf.FlagConversionOff if kind is Fields else tyro.conf.FlagCreatePairsOff
     try:
         with contextlib.redirect_stderr(errors):
-            flags = tyro.conf.FlagConversionOff if kind is Fields else tyro.conf.FlagCreatePairsOff
-            return tyro.cli(kind, args=arguments, prog=program, config=(flags,), **more)
+            return tyro.cli(kind, args=arguments, prog=program, config=(flags,), default=default)
     except SystemExit as stop:
         if not stop.code:
             raise
