@@ -24,6 +24,7 @@ from typing import Any
 from etils import epath
 
 from transformer_jax.config import DATA_PARALLEL, Config, from_json, to_json
+from transformer_jax.data.order import LATEST
 from transformer_jax.errors import UserError
 from transformer_jax.files import (
     AnyPath,
@@ -71,8 +72,8 @@ class Run:
 
     @property
     def order(self) -> int:
-        """The version of the order in which training draws pairs; 1 in runs that store none."""
-        return self.provenance.get("order", 1)
+        """The version of the order in which training draws pairs."""
+        return self.provenance.get("order", LATEST)
 
     @property
     def checkpoints(self) -> AnyPath:
