@@ -130,7 +130,7 @@ def _find(stored: Any, row: str) -> dict[str, Any]:
 
 
 def _check(config: Config, provenance: dict[str, Any]) -> None:
-    """UserError: a part of the provenance that is read is missing or damaged, or of another order."""
+    """UserError: a part of the provenance that is read is missing, damaged or of another order."""
     order, digests = provenance.get("order"), provenance.get("data_digests")
     if type(order) is int and order != LATEST:
         raise UserError(f"provenance.order={order}: this version reads {LATEST}")
