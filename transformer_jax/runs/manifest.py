@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from transformer_jax.errors import UserError
@@ -31,26 +30,19 @@ class OtherFormatError(UserError):
     """A checkpoint is of another format. It is not damaged: another version can read it."""
 
 
-class File(NamedTuple):
-    """What identifies the contents of a file."""
-
-    size: int
-    sha256: str
-
-
 class Manifest(NamedTuple):
     """The contents of a manifest."""
 
     best: bool  # no earlier checkpoint had a better score
-    files: dict[str, File]
+    files: dict[str, Any]  # size and SHA-256 of each file, by its name
 
 
 def write(checkpoint: AnyPath, step: int, best: bool) -> None:
     """Flushes the files of a checkpoint to the disk and writes its manifest."""
-    files = []
+    files = {}
     for name, path in sorted(_files(checkpoint).items()):
         flush_to_disk(path)
-        files.append({"name": name, **_measure(path)._asdict()})
+        files[name] = _measure(path)
     manifest = {"format": FORMAT, "step": step, "best": best, "files": files}
     with write_whole(checkpoint / NAME) as file:
         json.dump(manifest | {"sha256": json_digest(manifest)}, file, indent=1)
@@ -72,9 +64,9 @@ def read(checkpoint: AnyPath) -> Manifest:
     match values:
         case {"format": int(version)} if version != FORMAT:
             raise OtherFormatError(f"{where}: format {version}: this version reads {FORMAT}")
-        case {"format": int(), "step": int(step), "best": bool(best), "files": [*files], **rest}:
-            if not rest and step == step_of(checkpoint) and digest == json_digest(values):
-                return Manifest(best, dict(_read_file(where, entry) for entry in files))
+        case {"format": int(), "step": int(step), "best": bool(best), "files": dict(files)}:
+            if step == step_of(checkpoint) and digest == json_digest(values):
+                return Manifest(best, files)
     raise UserError(f"{where}: {NAME} is damaged")
 
 
@@ -113,25 +105,16 @@ def describe(checkpoint: AnyPath) -> str:
     return f"checkpoint {step_of(checkpoint)} in {checkpoint.parent}"
 
 
-def _read_file(where: str, entry: Any) -> tuple[str, File]:
-    match entry:
-        case {"name": str(name), "size": int(size), "sha256": str(digest), **rest} if not rest:
-            path = PurePosixPath(name)
-            if path.is_absolute() or ".." in path.parts:
-                raise UserError(f"{where}: {NAME} names {name!r}, outside the checkpoint")
-            return name, File(size, digest)
-    raise UserError(f"{where}: {NAME} is damaged")
-
-
 def _files(checkpoint: AnyPath) -> dict[str, AnyPath]:
     """Returns all files of a checkpoint except the manifest, by their names in the manifest."""
     return {name: path for name, path in files_below(checkpoint).items() if name != NAME}
 
 
-def _measure(path: AnyPath) -> File:
+def _measure(path: AnyPath) -> list[Any]:
+    """Returns the size and the SHA-256 of a file."""
     size, digest = 0, hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(2**20):
             size += len(chunk)
             digest.update(chunk)
-    return File(size, digest.hexdigest())
+    return [size, digest.hexdigest()]
