@@ -111,7 +111,7 @@ def write(path: Path, fill: Fill) -> None:
     UserError: the folder cannot be written to.
     """
     with writing_to_cache(path.parent):
-        _sweep(path.parent)
+        _make_room(path)
         with _temporary(path) as (folder, report):
             contents = _write_files(folder, fill)
             stored = {"sha256": json_digest(contents), "contents": contents}
@@ -188,32 +188,26 @@ def _move(folder: Path, path: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    """Deletes an entry, which has another name meanwhile."""
-    remains = path.rename(path.with_name(f"{path.name}.{secrets.token_hex(8)}"))
-    shutil.rmtree(remains, ignore_errors=True)
-
-
-def _sweep(cache: Path) -> None:
-    """Deletes what killed processes have left in the cache."""
-    for path in cache.iterdir():
-        entry = re.fullmatch(r"[0-9a-f]{64}\.\w+", path.name) and path.is_dir()
-        if entry and _is_unused(path):
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.name.endswith(".tmp") and _age(path) > _ABANDONED:  # of `write_whole`
-            with suppress(OSError):
-                path.unlink()
+    """Deletes a file, or an entry, which has another name meanwhile."""
+    if path.is_file():
+        path.unlink()
+    else:
+        renamed = path.rename(path.with_name(f"{path.name}.{secrets.token_hex(8)}"))
+        shutil.rmtree(renamed, ignore_errors=True)
 
 
 def _make_room(new: Path) -> None:
-    """Deletes the entries that were not used for the longest time, while there are too many."""
-    entries = [path for path in new.parent.iterdir() if re.fullmatch("[0-9a-f]{64}", path.name)]
-    sizes = {path: _size(path) for path in entries}
-    total = sum(sizes.values())
-    for path in sorted(entries, key=_age, reverse=True):
-        if total > MAX_BYTES and path != new and _is_unused(path):
+    """Deletes what killed processes have left in the cache of a new entry and, beyond `MAX_BYTES`,
+    the entries that were not used for the longest time."""
+    total = 0
+    for path in sorted(new.parent.iterdir(), key=_age):
+        is_entry = re.fullmatch("[0-9a-f]{64}", path.name)
+        total += _size(path) if is_entry else 0
+        unfinished = re.fullmatch(r"[0-9a-f]{64}\.\w+", path.name) and path.is_dir()
+        unwanted = total > MAX_BYTES if is_entry else unfinished or path.suffix == ".tmp"
+        if unwanted and path != new and _is_unused(path):
             with suppress(OSError):  # of another user
                 _delete(path)
-                total -= sizes[path]
 
 
 def _is_unused(path: Path) -> bool:
