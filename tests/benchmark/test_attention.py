@@ -9,13 +9,13 @@ import jax
 import numpy as np
 import pytest
 
-from transformer_jax import memory
 from transformer_jax.benchmark import attention, attention_report, products, pytorch, timing
 from transformer_jax.benchmark.attention_report import exponent, summary
 from transformer_jax.benchmark.cases import Case, attention_function, draw_inputs
 from transformer_jax.benchmark.exact import exact
 from transformer_jax.benchmark.settings import AttentionBenchmark
 from transformer_jax.cli.main import main
+from transformer_jax.parallel import devices
 
 SMALL = ["--heads=2", "--head-size=4", "--batches", "1"]
 
@@ -89,7 +89,7 @@ def test_kernels_are_measured_and_a_wrong_one_is_found(
 def test_a_case_that_does_not_fit_is_reported_and_the_others_are_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "usable_host_memory", lambda: 40_000)
+    monkeypatch.setattr(devices, "usable_host_memory", lambda: 40_000)
     bench("--lengths", "16", "512", "--kernels", "reference", "--masks", "full")
     out = capsys.readouterr().out
     needed = 3 * 4 * 4 * 2 * 512 * 4
@@ -102,7 +102,7 @@ def test_scores_that_do_not_fit_are_found_where_a_library_holds_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = 4 * 8 * 512 * 512
-    monkeypatch.setattr(memory, "usable_host_memory", lambda: scores)
+    monkeypatch.setattr(devices, "usable_host_memory", lambda: scores)
     sizes = ["--lengths", "512", "--heads=8", "--head-size=16"]
     bench(*sizes, "--kernels", "reference", "blockwise", "--masks", "full")
     told = re.findall("does not fit: needs ([0-9,]*) bytes", capsys.readouterr().out)

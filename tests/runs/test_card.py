@@ -159,9 +159,13 @@ BAD: list[tuple[Edit, str]] = [
     ),
     (
         lambda stored: stored["provenance"].update(order=LATEST + 1),
-        f"provenance.order={LATEST + 1}: this version reads 1 to {LATEST}",
+        f"provenance.order={LATEST + 1}: this version reads {LATEST}",
     ),
-    (lambda stored: stored["provenance"].update(order=0), "provenance.order is missing or damaged"),
+    (
+        lambda stored: stored["provenance"].update(order=1),
+        "provenance.order=1: this version reads 2",
+    ),
+    (lambda stored: stored["provenance"].pop("order"), "provenance.order is missing or damaged"),
     (
         lambda stored: stored["provenance"]["versions"].clear(),
         "other versions are installed (python none -> ",

@@ -26,7 +26,7 @@ from transformer_jax.benchmark.programs import compile_kernel
 from transformer_jax.benchmark.settings import AttentionBenchmark
 from transformer_jax.benchmark.timing import Samples, Timer, time_in_turns, timer
 from transformer_jax.errors import UserError
-from transformer_jax.memory import shortage
+from transformer_jax.parallel.devices import shortage
 
 MAX_SAMPLES = 15
 """Samples of each implementation at most."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformer_jax.attention_view import attention_view
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Attention
 from transformer_jax.cli.common import (
@@ -13,6 +12,7 @@ from transformer_jax.cli.common import (
     parse_layer,
     require_matplotlib,
 )
+from transformer_jax.decoding.attention_view import attention_view
 from transformer_jax.decoding.attention_weights import (
     SentenceWeights,
     View,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
-import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,16 +15,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from transformer_jax.cli.arguments import ConfigArguments
-from transformer_jax.cli.commands import ModelOptions, PairOptions, ProcessOptions, SearchOptions
+from transformer_jax.cli.commands import ModelOptions, ProcessOptions, SearchOptions
 from transformer_jax.config import Config, MeshConfig, did_you_mean
 from transformer_jax.decoding.scoring import Attended
-from transformer_jax.decoding.translator import WINDOW, Translator
+from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.files import local_path, write_whole
 from transformer_jax.parallel.processes import broadcast, join, require_same_everywhere
 from transformer_jax.parallel.program_cache import cache_programs
 from transformer_jax.runs import run
-from transformer_jax.text.corpus import Corpus
 from transformer_jax.text.files import read_lines
 from transformer_jax.user_code import import_module, is_function_name, search_current_folder
 
@@ -134,20 +132,6 @@ def require_matplotlib(what: str) -> None:
     """UserError: matplotlib is missing."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError(f"{what}: needs matplotlib; pip install 'transformer-jax[plot]'")
-
-
-def pair_windows(
-    options: PairOptions, config: Config
-) -> Iterator[tuple[int, tuple[str, ...], tuple[str, ...]]]:
-    """Yields the pairs of corpora in windows: the number of the first line, sources, targets."""
-    for name in options.data or config.data.dev:
-        corpus = Corpus(name, "validation", config.data.fields)
-        require_same_everywhere(config, {name: corpus.digest})
-        pairs, first = iter(corpus.pairs()), 1
-        while window := list(itertools.islice(pairs, WINDOW)):
-            sources, targets = zip(*window, strict=True)
-            yield first, sources, targets
-            first += len(window)
 
 
 @contextlib.contextmanager

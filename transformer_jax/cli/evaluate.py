@@ -14,9 +14,8 @@ from transformer_jax.cli.commands import Evaluate
 from transformer_jax.cli.common import load_translator
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.evaluation import compare, order_by_score, require_language
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, printable
 from transformer_jax.parallel.processes import is_coordinator
-from transformer_jax.printable import printable
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.text.files import read_lines
 from transformer_jax.training.validation import Evaluation, evaluate

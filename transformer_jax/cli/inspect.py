@@ -16,10 +16,9 @@ from transformer_jax.cli.common import load_user_code
 from transformer_jax.config import DATA_PARALLEL, Config, to_json
 from transformer_jax.data.buckets import Shape
 from transformer_jax.data.order import LATEST, describe_mixture
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, printable
 from transformer_jax.models.make import count_parameters
 from transformer_jax.parallel.mesh import topology_devices
-from transformer_jax.printable import printable
 from transformer_jax.runs import checkpoint
 from transformer_jax.runs import run as runs
 from transformer_jax.text.tokenizer import Tokenizers

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from transformer_jax.cli.commands import Plot
 from transformer_jax.cli.common import output_file, require_matplotlib
 from transformer_jax.errors import UserError
-from transformer_jax.files import find_path
-from transformer_jax.json_text import parse_json
+from transformer_jax.files import find_path, parse_json
 from transformer_jax.training.reporters import read_metrics
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from transformer_jax.text.corpus import Corpus, Pair
 from transformer_jax.text.tokenizer import Tokenizers
 
 _CHUNK = 65_536  # pairs tokenized at a time
-_FORMAT = 3  # of a cache entry
+_FORMAT = 4  # of a cache entry
 _PATIENCE = 600.0  # seconds
 
 
@@ -140,10 +140,10 @@ def tokenize(
     """
     max_ratio = config.max_ratio if filters else None
     path = cache_of(config) / _entry_name(corpora, tokenizers, max_length, max_ratio)
-    found = entries.read(path)
-    if found is None and process_index:
-        found = _wait(path)
-    if found is None:
+    entry = entries.read(path)
+    if entry is None and process_index:
+        entry = _wait(path)
+    if entry is None:
         texts = [corpus.pairs() for corpus in corpora] if pairs is None else [pairs]
         encode = partial(
             _encode,
@@ -155,10 +155,10 @@ def tokenize(
         chunks = [map(encode, _chunks(text)) for text in texts]
         name = ", ".join(corpus.name for corpus in corpora)
         entries.write(path, partial(_fill, corpora=chunks, name=name))
-        found = entries.read(path)
-        assert found is not None, path
-    report, sizes = Report(**found.counts["report"]), tuple(found.counts["sizes"])
-    return Examples(found.source, found.target, tokenizers, report, sizes, found)
+        entry = entries.read(path)
+        assert entry is not None, path
+    report, sizes = Report(**entry.counts["report"]), tuple(entry.counts["sizes"])
+    return Examples(entry.source, entry.target, tokenizers, report, sizes, entry)
 
 
 def _entry_name(
@@ -232,7 +232,7 @@ def _ended(ids: Int32[np.ndarray, " N"], lengths: Int32[np.ndarray, " P"]) -> Ra
 def _wait(path: Path) -> entries.Entry:
     """Returns the entry that process 0 writes. Waits as long as its files keep changing."""
     last_write = time.time()
-    while (found := entries.read(path)) is None:
+    while (entry := entries.read(path)) is None:
         last_write = entries.last_write(path, last_write)
         if time.time() > last_write + _PATIENCE:
             raise UserError(
@@ -240,4 +240,4 @@ def _wait(path: Path) -> entries.Entry:
                 " seconds; must be a folder that all processes share"
             )
         time.sleep(0.5)
-    return found
+    return entry

@@ -156,8 +156,8 @@ def checkpoint_trees(state: TrainState) -> dict[str, Any]:
 def restored(old: Run, setup: Setup) -> tuple[TrainState, Progress] | None:
     """Returns the state and the progress of the newest intact checkpoint; None: there is none.
 
-    Skips damaged checkpoints with a warning. UserError: all are damaged, or one is of a newer
-    version.
+    Skips damaged checkpoints with a warning. UserError: all are damaged, or one is of another
+    format.
     """
     steps, state = checkpoint.steps(old.checkpoints), setup.abstract_state
     for path in checkpoint.without_manifest(old.checkpoints):
@@ -174,7 +174,7 @@ def restored(old: Run, setup: Setup) -> tuple[TrainState, Progress] | None:
                 for name, like in checkpoint_trees(state).items()
             }
             known = Progress(**checkpoint.progress(old.checkpoints, step))
-        except manifest.NewerFormatError:  # which is not damaged, and would be replaced
+        except manifest.OtherFormatError:  # which is not damaged, and would be replaced
             raise
         except UserError as error:
             if step == steps[0]:

@@ -12,8 +12,8 @@ import pytest
 from common import error_line
 
 from transformer_jax import Translator, plot
-from transformer_jax.attention_view import MAX_TOKENS, attention_view
 from transformer_jax.cli.main import main
+from transformer_jax.decoding.attention_view import MAX_TOKENS, attention_view
 from transformer_jax.decoding.attention_weights import (
     SentenceWeights,
     View,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from transformer_jax.printable import printable
+from transformer_jax.errors import printable
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,61 @@
-"""How much memory a program may still allocate, on the device or within a container's limit."""
+"""Peaks of accelerators, and the memory that a program may still allocate, there or on the host."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
 from transformer_jax.allocator import give_memory_back
+
+
+class Accelerator(NamedTuple):
+    """A device of one kind."""
+
+    tflops: float  # peak of dense bfloat16 products (float16 where there is no bfloat16)
+    memory_gib: int | None = None  # None: the device itself reports it
+
+
+ACCELERATORS: dict[str, Accelerator] = {
+    "TPU v2": Accelerator(22.5, 8),  # a device is one of two cores of a chip
+    "TPU v3": Accelerator(61.5, 16),  # likewise
+    "TPU v4": Accelerator(275, 32),
+    "TPU v5 lite": Accelerator(197, 16),
+    "TPU v5": Accelerator(459, 95),
+    "TPU v6 lite": Accelerator(918, 32),
+    "V100": Accelerator(125),
+    "T4": Accelerator(65),
+    "A10G": Accelerator(70),
+    "A10": Accelerator(125),
+    "A100": Accelerator(312),
+    "A30": Accelerator(165),
+    "L40S": Accelerator(362),
+    "L4": Accelerator(121),
+    "H100 PCIe": Accelerator(756),
+    "H100 NVL": Accelerator(835),
+    "H100": Accelerator(989),
+    "H200": Accelerator(989),
+    "GH200": Accelerator(989),
+    "B200": Accelerator(2250),
+}
+"""Accelerators by name, or by a part of the name, from the data sheets of Google and NVIDIA."""
 
 USABLE = 0.6
 """Share of the host's free memory that a program may use: one that needed 80 % has been killed."""
 
 _VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _VERSION_2 = ("memory.max", "memory.current", "inactive_file")
+
+
+def find_accelerator(device_kind: str) -> Accelerator | None:
+    """Returns the accelerator of a kind such as "NVIDIA H100 80GB HBM3"; None: it is not listed."""
+    if device_kind in ACCELERATORS:
+        return ACCELERATORS[device_kind]
+    words = f" {device_kind.replace('-', ' ')} "
+    return next((each for name, each in ACCELERATORS.items() if f" {name} " in words), None)
 
 
 def shortage(needed: int) -> str | None:

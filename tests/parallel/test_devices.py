@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_jax.memory import free_host_memory
+from transformer_jax.parallel.devices import free_host_memory
 
 SYSTEM = {"proc/meminfo": "MemTotal: 4000 kB\nMemAvailable: 3000 kB\n"}
 OWN_GROUP = {"proc/self/cgroup": "0::/jobs/one\n"}

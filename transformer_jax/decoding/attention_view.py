@@ -41,7 +41,7 @@ def attention_view(weights: SentenceWeights, first: View | None = None) -> str:
     data["first"] = (first or choose_view(weights))._asdict()
     # "<" would end the element that holds the data, if a sentence has "</script>".
     text = json.dumps(data | {"note": note}, ensure_ascii=False).replace("<", "\\u003c")
-    template = files("transformer_jax").joinpath("attention_view.html").read_text("utf-8")
+    template = files("transformer_jax.decoding").joinpath("attention_view.html").read_text("utf-8")
     return template.replace("DATA", text, 1)
 
 
