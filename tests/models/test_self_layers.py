@@ -108,7 +108,7 @@ def test_what_it_does_not_support_is_refused() -> None:
         "decoder_attention": AttentionConfig(score="dot"),
     }
     for field, value in refused.items():
-        with pytest.raises(UserError, match=rf"model\.{field}=.*must be .* model\.self_layer='mean'"):
+        with pytest.raises(UserError, match=rf"model\.{field}=.*must be .*self_layer='mean'"):
             check_model(replace(CONFIG, **{field: value}))
     with pytest.raises(UserError, match=r"data\.packing=True: .* model\.self_layer='mean'"):
         check_packing(CONFIG)
