@@ -94,6 +94,7 @@ def test_the_score_of_multi30k_is_the_mean_of_the_seeds(monkeypatch: pytest.Monk
         "rows": {f"recipe_{seed}": run | {"target_tokens": 4e7 + seed * 2e7} for seed in (0, 1)},
     }
     monkeypatch.setattr(documents.results, "read", {"multi30k_seeds": found}.get)
+    assert documents.multi30k_line().startswith("**40.00 ± 0.25 BLEU** on Multi30k")
     assert documents.multi30k().splitlines() == [
         "| Multi30k English-German, test_2016_flickr, mean ± deviation of 2 seeds | this project "
         "| published |",
