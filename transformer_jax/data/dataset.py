@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -21,6 +19,7 @@ from transformer_jax.data.cache import cache_of
 from transformer_jax.data.lengths import Lengths
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.errors import UserError
+from transformer_jax.files import json_digest
 from transformer_jax.special_ids import EOS
 from transformer_jax.text.corpus import Corpus, Pair
 from transformer_jax.text.tokenizer import Tokenizers
@@ -158,7 +157,13 @@ def tokenize(
             raise UserError(f"{names}: no pair is left: {total}")
         return {"report": total._asdict(), "sizes": sizes}
 
-    path = cache_of(config) / _entry_name(corpora, tokenizers, max_length, max_ratio)
+    depends_on = [
+        _FORMAT,
+        [corpus.key for corpus in corpora],
+        [tokenizer.digest for tokenizer in tokenizers],
+        [max_length, max_ratio],
+    ]
+    path = cache_of(config) / json_digest(depends_on)
     entry = entries.read(path)
     if entry is None and process_index:
         entry = _wait(path)
@@ -168,19 +173,6 @@ def tokenize(
         assert entry is not None, path
     report, sizes = Report(**entry.counts["report"]), tuple(entry.counts["sizes"])
     return Examples(entry.source, entry.target, tokenizers, report, sizes, entry)
-
-
-def _entry_name(
-    corpora: Sequence[Corpus], tokenizers: Tokenizers, max_length: int, max_ratio: float | None
-) -> str:
-    """Returns a digest of everything that the ids depend on."""
-    key = [
-        _FORMAT,
-        [corpus.key for corpus in corpora],
-        [tokenizer.digest for tokenizer in tokenizers],
-        [max_length, max_ratio],
-    ]
-    return hashlib.sha256(json.dumps(key).encode()).hexdigest()
 
 
 def _filter(
