@@ -251,9 +251,9 @@ class Attention(SearchOptions):
     """From 0; default: the last."""
 
     def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli.attention import run
+        from transformer_jax.cli.pictures import attention
 
-        run(self, config)
+        attention(self, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,9 +273,9 @@ class Plot(Options):
             raise UserError("plot: name a run, or a result file")
 
     def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli.plot import run
+        from transformer_jax.cli.pictures import plot
 
-        run(self)
+        plot(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -61,20 +60,20 @@ def join_processes(options: ProcessOptions) -> None:
         raise UserError(f"--coordinator={address}: must be HOST:PORT or auto")
     if process is None:
         raise UserError(f"--coordinator={address}: needs --process=I/N, too")
-    found = re.fullmatch(r"(\d+)/(\d+)", process)
-    if not found or int(found[1]) >= int(found[2]):
+    numbers = re.fullmatch(r"(\d+)/(\d+)", process)
+    if not numbers or int(numbers[1]) >= int(numbers[2]):
         raise UserError(f"--process={process}: must be I/N with I from 0 to N - 1, such as 0/2")
-    join(address, int(found[2]), int(found[1]))
+    join(address, int(numbers[2]), int(numbers[1]))
 
 
 def make_mesh_config(axes: Sequence[str]) -> MeshConfig:
     """Returns the mesh of `--mesh AXIS=N ...`. UserError: an axis is unknown, or N no number."""
-    known = [field.name for field in dataclasses.fields(MeshConfig)]
+    names = [field.name for field in dataclasses.fields(MeshConfig)]
     sizes: dict[str, int] = {}
     for text in axes:
         axis, _, size = text.partition("=")
-        if axis not in known:
-            raise UserError(f"--mesh {text}: unknown axis{did_you_mean(axis, known)}")
+        if axis not in names:
+            raise UserError(f"--mesh {text}: unknown axis{did_you_mean(axis, names)}")
         if not re.fullmatch(r"-?\d+", size):
             raise UserError(f"--mesh {text}: must be AXIS=N, such as fsdp=4")
         sizes[axis] = int(size)
@@ -122,16 +121,10 @@ def parse_layer(option: str, text: str) -> tuple[int, int | None]:
 
     UserError: the text is something else.
     """
-    found = re.fullmatch(r"(\d+)(?:\.(\d+))?", text)
-    if found is None:
+    numbers = re.fullmatch(r"(\d+)(?:\.(\d+))?", text)
+    if numbers is None:
         raise UserError(f"{option} {text}: must be LAYER or LAYER.HEAD, counted from 0")
-    return int(found[1]), None if found[2] is None else int(found[2])
-
-
-def require_matplotlib(what: str) -> None:
-    """UserError: matplotlib is missing."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UserError(f"{what}: needs matplotlib; pip install 'transformer-jax[plot]'")
+    return int(numbers[1]), None if numbers[2] is None else int(numbers[2])
 
 
 @contextlib.contextmanager

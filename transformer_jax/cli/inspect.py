@@ -117,13 +117,13 @@ def _print_plan(planner: Planner, shapes: Sequence[Shape], compiles: bool) -> No
 
 def _print_remedies(planner: Planner, shapes: Sequence[Shape], limit: int, compiles: bool) -> None:
     """Prints the three cheapest changes of the config with which the step fits."""
-    found = list(itertools.islice(remedies(planner, shapes, limit, compiles), 3))
-    for remedy in found:
+    cheapest = list(itertools.islice(remedies(planner, shapes, limit, compiles), 3))
+    for remedy in cheapest:
         print(
             f"            {remedy.option}: {_mib(remedy.memory)} MiB, "
             f"{remedy.operations:.2f} times the operations"
         )
-    if not found:
+    if not cheapest:
         print("            no single change of accumulation, fsdp, remat or rows makes it fit")
 
 

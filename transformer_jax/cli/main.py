@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         _dispatch(arguments)
     except BrokenPipeError:
-        # Who reads the output has ended, which is no error. Python would report it at its end.
+        # The reader of the output has ended, which is no error. Python would report it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         _exit(128 + signal.SIGPIPE)
     except (UserError, OSError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ import sentencepiece
 
 from transformer_jax.config import Config
 from transformer_jax.data.cache import cache_of, check_cache, share, writing_to_cache
-from transformer_jax.files import parse_json, write_whole
+from transformer_jax.files import json_digest, parse_json, write_whole
 from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.text.tokenizer import Tokenizer, Tokenizers
@@ -48,7 +47,7 @@ def _entry_name(corpora: Sequence[Corpus], config: Config) -> str:
     del options["sampling"]
     key = [_FORMAT, sentencepiece.__version__, options, config.train.seed]
     key.append([corpus.key for corpus in corpora])
-    return hashlib.sha256(json.dumps(key).encode()).hexdigest()
+    return json_digest(key)
 
 
 def _write(entry: Path, tokenizers: Tokenizers) -> None:

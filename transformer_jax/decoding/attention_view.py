@@ -27,7 +27,7 @@ def attention_view(weights: SentenceWeights, first: View | None = None) -> str:
     Sentences are shown as text, whatever they hold. Long ones are cut, and the page says so.
     first: what the page shows before the reader chooses; None: as `choose_view`.
     """
-    heads = sum(len(own) for layers in weights.layers.values() for own in layers.values())
+    heads = sum(len(each) for layers in weights.layers.values() for each in layers.values())
     limit = min(MAX_TOKENS, math.isqrt(MAX_WEIGHTS // heads))
     longest = max(len(weights.source), len(weights.outputs))
     note = f"Only the first {limit} of {longest} tokens are shown." if longest > limit else ""
@@ -35,7 +35,7 @@ def attention_view(weights: SentenceWeights, first: View | None = None) -> str:
         name: getattr(weights, name)[:limit] for name in ("source", "inputs", "outputs")
     }
     data["layers"] = {
-        attention: {str(i): _encoded(own[:, :limit, :limit]) for i, own in sorted(layers.items())}
+        attention: {str(i): _encoded(each[:, :limit, :limit]) for i, each in sorted(layers.items())}
         for attention, layers in weights.layers.items()
     }
     data["first"] = (first or choose_view(weights))._asdict()

@@ -99,8 +99,8 @@ def _free_in_groups(root: Path) -> Iterator[int]:
             top, names = root / "sys/fs/cgroup/memory", _VERSION_1
         else:
             continue
-        own = top / path.strip("/")
-        for folder in (own, *own.parents):
+        group = top / path.strip("/")
+        for folder in (group, *group.parents):
             if folder.is_relative_to(top):
                 yield from _free_in_group(folder, *names)
 

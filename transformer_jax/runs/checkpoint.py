@@ -6,9 +6,9 @@
                          manifest.json  format, step, best or not; name, size, sha256 of each file;
                                         sha256 of the manifest
 
-A checkpoint counts from when its manifest is written, which is done last, until its manifest is
-deleted, which is done first. Therefore every checkpoint that `steps` lists is whole, even after the
-process was killed, on a disk and in object storage. Loading verifies the digests first and executes
+A checkpoint counts once its manifest is written, which happens last, and until it is deleted, which
+happens first. Therefore every checkpoint that `steps` lists is whole, even after the process was
+killed, on a disk and in object storage. Loading verifies the digests first and executes
 no code from the files.
 
 On a disk a checkpoint is built as STEP.newN and renamed once it is whole. Object storage cannot
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 _PROGRESS = "progress.json"
 _NAME = re.compile(r"([0-9]{8}|[1-9][0-9]{8,})(?:\.new([0-9]+))?")
-_REMAINS = re.compile(r"[0-9]{8,}(\.(new|old).*)?")  # of a checkpoint, unless it is whole
+_LEFTOVER = re.compile(r"[0-9]{8,}(\.(new|old).*)?")  # of a checkpoint, unless it is whole
 
 
 def _mute_orbax() -> None:
@@ -96,7 +96,7 @@ class Checkpoints:
         self._keep = keep
         handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
         handlers.add(None, ocp.args.PyTreeSave, _handler())
-        # With asynchronous creation, a thread and the process can wait for a folder for ever after
+        # With asynchronous creation, a thread and the process can wait for a folder forever after
         # a write has failed.
         options = ocp.options.AsyncOptions(create_directories_asynchronously=False)
         self._orbax = ocp.AsyncCheckpointer(
@@ -207,7 +207,7 @@ class Checkpoints:
         if is_coordinator():
             kept = {*_whole(self._folder).values(), *without_manifest(self._folder)}
             for path in self._folder.glob("*"):
-                if _REMAINS.fullmatch(path.name) and path not in kept:
+                if _LEFTOVER.fullmatch(path.name) and path not in kept:
                     with contextlib.suppress(Exception):
                         remove_folder(path)
 
@@ -306,11 +306,11 @@ def _absolute(path: AnyPath) -> AnyPath:
 
 def _whole(folder: AnyPath) -> dict[int, AnyPath]:
     """Returns the whole checkpoints by step, ascending; the last one of a step saved again."""
-    found: dict[tuple[int, int], AnyPath] = {}
+    paths: dict[tuple[int, int], AnyPath] = {}
     for path in folder.glob(f"*/{manifest.NAME}"):
         if match := _NAME.fullmatch(path.parent.name):
-            found[int(match[1]), int(match[2] or 0)] = path.parent
-    return {step: found[step, number] for step, number in sorted(found)}
+            paths[int(match[1]), int(match[2] or 0)] = path.parent
+    return {step: paths[step, number] for step, number in sorted(paths)}
 
 
 def _find(folder: AnyPath, step: int) -> AnyPath:

@@ -252,7 +252,7 @@ def _stored(folder: AnyPath) -> tuple[dict[str, Any], Config]:
             f"{path}: {min(unknown)!r}: unknown field; must be one of: {', '.join(_FIELDS)}"
         )
     digest = _digest(stored)
-    if stored.get("sha256", digest) != digest:  # deleted by who has edited the file
+    if stored.get("sha256", digest) != digest:  # deleted by a user who has edited the file
         raise UserError(
             f'{path}: is damaged or was edited: its SHA-256 is {digest[:12]}…, not "sha256" in it; '
             'restore it or, if the edit is yours, delete the line "sha256"'
