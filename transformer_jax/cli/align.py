@@ -12,9 +12,8 @@ from transformer_jax.parallel.processes import is_coordinator
 
 def run(options: Align, arguments: ConfigArguments) -> None:
     """Prints the alignment of each pair; that of blank lines is blank."""
-    attended = parse_layers("--layer", options.layer)
     translator = load_translator(options, arguments)
-    scorer = Scorer.like(translator, attended)
+    scorer = Scorer.like(translator, parse_layers("--layer", options.layer))
     of_source, of_target = (side.pieces for side in translator.tokenizers)
     for first, sources, targets in pair_windows(options, translator.config):
         for number, pair in enumerate(scorer(sources, targets, first), first):

@@ -23,8 +23,8 @@ def prefill(
 ) -> DecodeState:
     """Returns the initial state of all models, for `beams` hypotheses of at most `length` ids."""
     states: list[Any] = [
-        model.apply({"params": own}, source, beams, length, method="prefill")
-        for model, own in zip(models, params, strict=True)
+        model.apply({"params": model_params}, source, beams, length, method="prefill")
+        for model, model_params in zip(models, params, strict=True)
     ]
     return DecodeState(tuple(s.memory for s in states), tuple(s.beams for s in states))
 
@@ -47,15 +47,16 @@ def make_step(models: Sequence[Model], params: Sequence[Params]) -> Step:
 
     def step(ids: Int[Array, "B K"], state: DecodeState, index: Int[Array, ""]) -> Any:
         logits, memories, beams = [], [], []
-        for model, own, *parts in zip(models, params, *state, strict=True):
+        for model, model_params, *parts in zip(models, params, *state, strict=True):
             start = model.config.decoder_start_id
             previous = jnp.where(index == 0, start, ids).astype(jnp.int32)
-            found: Any = model.apply(
-                {"params": own}, previous, DecodeState(*parts), index, method="decode_step"
+            variables = {"params": model_params}
+            output: Any = model.apply(
+                variables, previous, DecodeState(*parts), index, method="decode_step"
             )
-            logits.append(found[0])
-            memories.append(found[1].memory)
-            beams.append(found[1].beams)
+            logits.append(output[0])
+            memories.append(output[1].memory)
+            beams.append(output[1].beams)
         return _mean(logits), DecodeState(tuple(memories), tuple(beams)), None
 
     return step
