@@ -269,3 +269,9 @@ def normalized(tokenizer: Tokenizer, text: str) -> str:
     line = processor.normalize(text).replace("▁", " ")
     breaks = {c for c in line if unicodedata.category(c) in ("Cc", "Zl", "Zp")}
     return "".join(" " if c in breaks else c for c in line).strip()
+
+
+def never(ranks: jax.Array, bound: jax.Array) -> jax.Array:
+    """The `Stop` of a beam search that goes on up to the greatest length."""
+    del bound
+    return jnp.zeros(ranks.shape[0], bool)

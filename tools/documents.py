@@ -126,7 +126,7 @@ def _samples(found: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def multi30k_lengths() -> str:
-    """Returns the development BLEU of each seed by the exponent of the length rule."""
+    """Returns the development BLEU of each seed by the exponent of the length penalty."""
     found = results.read("multi30k_seeds")
     runs = {seed: found["rows"][f"recipe_{seed}"] for seed in found["seeds"]}
     rows = [
@@ -375,6 +375,9 @@ def windows() -> str:
 MODES = {"beam5": "beam 5", "greedy": "greedy"}
 """Searches of the measurements of decoding."""
 
+STOPPING = {"optimal": "`early_stopping=False`", "early": "`early_stopping=True`"}
+"""Fields of the search, by how the measurements of decoding name them."""
+
 
 def decode() -> str:
     """Returns the speed of decoding beside that of peers, in sentences a second."""
@@ -387,7 +390,7 @@ def decode() -> str:
         rows.append((f"{title}, given lengths", *(f"{number:,.0f}" for number in numbers)))
     for mode, title in MODES.items():
         rate = found["real"]["sentences_per_s"][mode]
-        numbers = (rate["final"], max(rate["ctranslate2"], rate["ctranslate2_workers"]))
+        numbers = (rate["optimal"], max(rate["ctranslate2"], rate["ctranslate2_workers"]))
         rows.append((f"{title}, trained model", *(f"{number:,.0f}" for number in numbers), ""))
     return _table(("sentences a second", "this project", "CTranslate2", "Hugging Face"), rows)
 
@@ -407,9 +410,9 @@ def decode_ratios() -> str:
     ]
     floors = (f"{loop['ratio_to_floor'][mode]:.2f}" for mode in MODES)
     rows.append(("given lengths, least time of the products", *floors))
-    for stop, name in itertools.product(("final", "first"), ("ctranslate2", "ctranslate2_workers")):
+    for stop, name in itertools.product(STOPPING, ("ctranslate2", "ctranslate2_workers")):
         ratios = real[f"ratio_to_{name}"]
-        title = f'trained model, `stop="{stop}"`, {peers[name]}'
+        title = f"trained model, {STOPPING[stop]}, {peers[name]}"
         rows.append((title, *(_share(ratios[mode][stop]) for mode in MODES)))
     return _table(("our speed over that of", *MODES.values()), rows)
 
@@ -417,13 +420,13 @@ def decode_ratios() -> str:
 def decode_bleu() -> str:
     """Returns BLEU of the trained model with both ways to stop and with CTranslate2."""
     found = results.read("decode")["real"]
-    titles = {"final": '`stop="final"`', "first": '`stop="first"`', "ctranslate2": "CTranslate2"}
+    titles = STOPPING | {"ctranslate2": "CTranslate2"}
     rows: list[tuple[str, ...]] = [
         (title, *(f"{found['bleu'][mode][name]:.2f}" for mode in MODES))
         for name, title in titles.items()
     ]
     same = (f"{found['same_text'][mode]['ctranslate2']:.1%}" for mode in MODES)
-    rows.append(('outputs of `stop="first"` that equal those of CTranslate2', *same))
+    rows.append((f"outputs of {STOPPING['early']} that equal those of CTranslate2", *same))
     return _table(("BLEU on test_2016_flickr", *MODES.values()), rows)
 
 

@@ -1,4 +1,4 @@
-"""Measures a trained run: its length rule, scores and samples, and what its training took."""
+"""Measures a trained run: its length penalty, scores and samples, and what its training took."""
 
 from __future__ import annotations
 

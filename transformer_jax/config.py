@@ -490,14 +490,14 @@ class DecodeConfig(_Section):
     penalty: Literal["gnmt", "power", "reward", "none"] = field(
         default="gnmt", metadata=_NOT_COMPARED
     )
-    """Length rule: the log probability of L tokens over ((5 + L) / 6)^alpha (gnmt) or L^alpha
+    """Length penalty: the log probability of L tokens over ((5 + L) / 6)^alpha (gnmt) or L^alpha
     (power), plus alpha * L (reward), or as it is (none)."""
     alpha: float = field(default=0.6, metadata=_NOT_COMPARED)
-    """Exponent of the length rule, or its reward for each token; 0: the log probability as it
+    """Exponent of the length penalty, or the reward for each token; 0: the log probability as it
     is."""
-    stop: Literal["final", "first"] = field(default="final", metadata=_NOT_COMPARED)
-    """When beam search stops: once no other hypothesis can be among the n best (final), or once
-    `beam` of them have ended (first)."""
+    early_stopping: bool = field(default=False, metadata=_NOT_COMPARED)
+    """Whether beam search stops once `beam` hypotheses have ended, as in most toolkits; otherwise
+    once no other can be among the n best."""
     sample: bool = field(default=False, metadata=_NOT_COMPARED)
     """Whether to draw tokens at random instead of searching for the best."""
     temperature: float = field(default=1.0, metadata=_NOT_COMPARED)

@@ -101,7 +101,7 @@ class LayerState(NamedTuple):
 
     def reordered(self, parents: Int[Array, "B K"]) -> LayerState:
         """Returns the state of hypotheses that continue those with the indices `parents`."""
-        return self._replace(carry=jax.tree.map(lambda x: take_beams(x, parents), self.carry))
+        return self._replace(carry=take_beams(self.carry, parents))
 
 
 class DecodeState(NamedTuple):
@@ -118,9 +118,13 @@ class DecodeState(NamedTuple):
         return self._replace(self_layers=layers, slots=take_beams(self.slots, parents))
 
 
-def take_beams(x: Array, beams: Int[Array, "B K"]) -> Array:
-    """Returns the rows of x [B, K', ...] with these indices, for each sentence."""
-    return jnp.take_along_axis(x, beams.reshape(*beams.shape, *[1] * (x.ndim - 2)), axis=1)
+def take_beams(tree: Any, beams: Int[Array, "B C"]) -> Any:
+    """Returns the hypotheses with these indices of each sentence, from arrays [B, K, ...]."""
+
+    def take(x: Array) -> Array:
+        return jnp.take_along_axis(x, beams.reshape(*beams.shape, *[1] * (x.ndim - 2)), axis=1)
+
+    return jax.tree.map(take, tree)
 
 
 class Batch(NamedTuple):

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from common import never
 
-from transformer_jax.decoding.beam import beam_search, never
+from transformer_jax.decoding.beam import beam_search
 from transformer_jax.decoding.processors import (
     NO_PADDING,
     Context,

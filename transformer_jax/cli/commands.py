@@ -182,7 +182,7 @@ class Evaluate(PairOptions):
     beam: Annotated[str | None, arg(metavar="N,...")] = None
     """Beam sizes; others: --config.decode."""
     alpha: Annotated[str | None, arg(metavar="X,...")] = None
-    """Exponents of the length rule."""
+    """Exponents of the length penalty."""
     baseline: Annotated[str | None, arg(metavar="FILE")] = None
     """Translations to compare with."""
     show: int = 0

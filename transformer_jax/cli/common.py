@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import ModelOptions, ProcessOptions, SearchOptions
 from transformer_jax.config import Config, MeshConfig, did_you_mean
-from transformer_jax.decoding.scoring import Attended
+from transformer_jax.decoding.scoring import HeadSelection
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.files import local_path, write_whole
@@ -83,12 +83,12 @@ def make_mesh_config(axes: Sequence[str]) -> MeshConfig:
 def load_translator(
     options: SearchOptions,
     arguments: ConfigArguments,
-    attended: Attended | None = None,
+    heads: HeadSelection | None = None,
     **changes: Any,
 ) -> Translator:
     """Returns the translator of a run, with the search that the options change.
 
-    attended: as in `Translator`. changes: other fields of the search; None: as the run has it.
+    heads: as in `Translator`. changes: other fields of the search; None: as the run has it.
     First joins the other processes, if the options name a coordinator.
     """
     _require_search(arguments)
@@ -105,7 +105,7 @@ def load_translator(
     # All take the coordinator's choice, since training may save a better checkpoint meanwhile.
     step = broadcast(loaded.best_step() if options.step is None else options.step)
     loaded = dataclasses.replace(loaded, config=config)
-    return Translator.of_runs(loaded, *others, step=step, attended=attended)
+    return Translator.of_runs(loaded, *others, step=step, heads=heads)
 
 
 def parse_layers(option: str, texts: Sequence[str]) -> list[tuple[int, int | None]]:

@@ -23,8 +23,8 @@ def prefill(
 ) -> tuple[Any, ...]:
     """Returns the initial state of each model, for `beams` hypotheses of at most `length` ids."""
     return tuple(
-        model.apply({"params": own_params}, source, beams, length, method="prefill")
-        for model, own_params in zip(models, params, strict=True)
+        model.apply({"params": model_params}, source, beams, length, method="prefill")
+        for model, model_params in zip(models, params, strict=True)
     )
 
 
@@ -42,11 +42,11 @@ def make_step(models: Sequence[Model], params: Sequence[Params]) -> Step:
 
     def step(ids: Int[Array, "B K"], states: tuple[Any, ...], index: Int[Array, ""]) -> Any:
         logits, new_states = [], []
-        for model, own_params, state in zip(models, params, states, strict=True):
+        for model, model_params, state in zip(models, params, states, strict=True):
             start = model.config.decoder_start_id
             previous = jnp.where(index == 0, start, ids).astype(jnp.int32)
             output: Any = model.apply(
-                {"params": own_params}, previous, state, index, method="decode_step"
+                {"params": model_params}, previous, state, index, method="decode_step"
             )
             logits.append(output[0])
             new_states.append(output[1])

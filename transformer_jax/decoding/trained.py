@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -109,8 +109,8 @@ class TrainedModel:
             _require_same_ids(first, other)
         steps = [first.best_step() if step is None else step, *(o.best_step() for o in others)]
         models = [
-            Member(each.config.model, _load_params(each, own))
-            for each, own in zip((first, *others), steps, strict=True)
+            Member(each.config.model, _load_params(each, chosen))
+            for each, chosen in zip((first, *others), steps, strict=True)
         ]
         trained = cls(config, first.tokenizers, models[0].params, others=models[1:], **options)
         trained.steps = tuple(steps)
@@ -162,11 +162,6 @@ class TrainedModel:
         return batches_by_length(
             lengths, batch_tokens, self.max_length, data_parallel_size(self.mesh)
         )
-
-    def _run(self, function: Callable[..., Any], arrays: Any) -> Any:
-        """Returns what a compiled function of (parameters of each model, batch) computes."""
-        found = function(self.all_params, self._on_mesh(arrays))
-        return [None if x is None else np.asarray(x) for x in found]
 
     def _on_mesh(self, arrays: Any) -> Any:
         """Returns a batch on the devices, split by rows."""

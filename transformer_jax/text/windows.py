@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -12,36 +12,47 @@ PATIENCE = 0.2
 """Seconds after which a window ends if no line arrives."""
 
 
-def windows(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+def windows(lines: Iterable[str], size: int) -> Generator[list[str], None, None]:
     """Yields lists of up to `size` lines, fewer if none arrives for `PATIENCE` seconds or at the
     end.
 
-    Lines are read in a thread, at most two windows ahead. An error in `lines` is raised after the
-    window of the lines before it.
+    Lines that are not there already, as a list's are, are read in a thread, at most two windows
+    ahead. An error in `lines` is raised after the window of the lines before it.
     """
+    if isinstance(lines, Sequence):
+        yield from (list(lines[i : i + size]) for i in range(0, len(lines), size))
+        return
     arrived: queue.Queue[str | _End] = queue.Queue(2 * size)
+    abandoned = threading.Event()
 
     def read() -> None:
         error = None
         try:
             for line in lines:
                 arrived.put(line)
+                if abandoned.is_set():
+                    return
         except Exception as raised:
             error = raised
         arrived.put(_End(error))
 
     threading.Thread(target=read, name="read lines", daemon=True).start()
-    item = arrived.get()
-    while isinstance(item, str):
-        window = [item]
-        item = None
+    try:
+        item = arrived.get()
+        while isinstance(item, str):
+            window = [item]
+            item = None
+            with suppress(queue.Empty):
+                while len(window) < size and isinstance(item := arrived.get(timeout=PATIENCE), str):
+                    window.append(item)
+            yield window
+            item = item if isinstance(item, _End) else arrived.get()
+        if item.error is not None:
+            raise item.error
+    finally:  # The thread may wait for room if nobody asks for the other windows.
+        abandoned.set()
         with suppress(queue.Empty):
-            while len(window) < size and isinstance(item := arrived.get(timeout=PATIENCE), str):
-                window.append(item)
-        yield window
-        item = item if isinstance(item, _End) else arrived.get()
-    if item.error is not None:
-        raise item.error
+            arrived.get_nowait()
 
 
 class _End(NamedTuple):

@@ -17,6 +17,7 @@ from transformer_jax.config import Config, DecodeConfig, differences
 from transformer_jax.data.buckets import Shape
 from transformer_jax.data.order import LATEST, describe_mixture
 from transformer_jax.decoding import evaluation
+from transformer_jax.decoding.loop import Cancelled
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, find_path
@@ -230,7 +231,9 @@ class Trainer:
         self.ideal_seconds = ideal_seconds_fn(setup)
         self.dev_loss = dev_loss_fn(setup.model, setup.config, setup.mesh, executor, stop.checked)
         greedy = dataclasses.replace(setup.config, decode=DecodeConfig(beam=1))
-        self.translator = Translator(greedy, setup.tokenizers, {}, setup.mesh, stop.checked)
+        self.translator = Translator(
+            greedy, setup.tokenizers, {}, setup.mesh, cancelled=lambda: bool(stop.agreed())
+        )
         self._asks_at = 0
         self._asked: tuple[int, float] | None = None  # the last step and its time
 
@@ -404,7 +407,7 @@ class Trainer:
         try:
             with meter.paused():
                 scores, samples = self._scores(state)
-        except Stopped:
+        except (Stopped, Cancelled):
             return False
         first = next(iter(scores.values()))
         score = first["bleu"] if self.config.train.best == "bleu" else -first["loss"]
