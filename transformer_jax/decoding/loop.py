@@ -203,6 +203,25 @@ class _Work:
         return task.place._replace(position=int(position)), _Waiting(task.rows[rows], arrays)
 
 
+class Cancelled(Exception):
+    """A search has been cancelled."""
+
+
+def polled(
+    function: Callable[..., Any], cancelled: Callable[[], bool] | None
+) -> Callable[..., Any]:
+    """Returns a compiled function that raises Cancelled instead of running if it is to."""
+    if cancelled is None:
+        return function
+
+    def run(*arguments: Any) -> Any:
+        if cancelled():
+            raise Cancelled
+        return jax.block_until_ready(function(*arguments))
+
+    return run
+
+
 def _shapes(lines: Lines) -> tuple[Any, ...]:
     return tuple(None if x is None else np.shape(x) for x in lines)
 

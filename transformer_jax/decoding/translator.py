@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
 from transformer_jax.config import Config, DecodeConfig
-from transformer_jax.decoding.loop import Loop
+from transformer_jax.decoding.loop import Loop, polled
 from transformer_jax.decoding.scoring import Attended, Scorer
 from transformer_jax.decoding.strategies import Lines, Phases, greatest_length, make_phases
 from transformer_jax.decoding.trained import Member, TrainedModel, padded
@@ -69,9 +69,10 @@ class Translation(str):
 class Translator(TrainedModel):
     """Translates lines of text with a trained model, or with an ensemble of several.
 
-    Several threads may use it. checked: wraps the compiled functions that search; they then run in
-    the thread that calls. attended: the layers or heads of cross-attention whose mean weights each
-    hypothesis has; None: hypotheses have none. UserError: the model has no such layer or head.
+    Several threads may use it. cancelled: is called before each part of a search, in the thread
+    that calls; if it returns True, Cancelled is raised. attended: the layers or heads of
+    cross-attention whose mean weights each hypothesis has; None: hypotheses have none. UserError:
+    the model has no such layer or head.
     """
 
     def __init__(
@@ -80,12 +81,12 @@ class Translator(TrainedModel):
         tokenizers: Tokenizers,
         params: Params,
         mesh: Mesh | None = None,
-        checked: Callable[[Any], Any] | None = None,
+        cancelled: Callable[[], bool] | None = None,
         others: Sequence[Member] = (),
         attended: Attended | None = None,
     ) -> None:
         super().__init__(config, tokenizers, params, mesh, others)
-        self._checked = checked
+        self._cancelled = cancelled
         self._loop = self._make_loop()
         self._scorer = None if attended is None else Scorer.like(self, attended)
 
@@ -248,7 +249,7 @@ class Translator(TrainedModel):
         ]
 
     def _make_loop(self) -> Loop:
-        config, checked = self.config, self._checked or (lambda function: function)
+        config = self.config
         options = DETERMINISTIC if config.execution.deterministic else None
         suppressed = [self.tokenizers.target.find(piece) for piece in config.decode.suppress]
         if EOS in suppressed:
@@ -266,11 +267,11 @@ class Translator(TrainedModel):
         shared = (None, REPLICATED, REPLICATED)
         return Loop(
             Phases(
-                checked(compiled(phases.start, result=None)),
-                checked(compiled(phases.proceed, result=shared, donate=(1,))),
+                polled(compiled(phases.start, result=None), self._cancelled),
+                polled(compiled(phases.proceed, result=shared, donate=(1,)), self._cancelled),
                 compiled(phases.grow, result=None),
             ),
-            threads=THREADS if alone and self._checked is None else 1,
+            threads=THREADS if alone and self._cancelled is None else 1,
             regroup=alone,
         )
 

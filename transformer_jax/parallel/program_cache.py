@@ -91,7 +91,7 @@ def _check_mode(folder: Path, private: bool) -> None:
 
 def _sweep(folder: Path, limit: int | None) -> None:
     """Deletes the damaged files of the newest `LIMIT` bytes; with a limit, older ones, too."""
-    known, digests = _read_digests(folder), dict[str, str]()
+    stored, digests = _read_digests(folder), dict[str, str]()
     damaged: list[str] = []
     total = 0
     for path in sorted(folder.glob("*-cache"), key=_written, reverse=True):
@@ -105,7 +105,7 @@ def _sweep(folder: Path, limit: int | None) -> None:
         except FileNotFoundError:  # another process deletes, too
             continue
         digest = hashlib.sha256(content).hexdigest()
-        if known[path.name] == digest if path.name in known else _is_whole(content):
+        if stored[path.name] == digest if path.name in stored else _is_whole(content):
             digests[path.name] = digest
         else:
             _delete(path)
@@ -115,7 +115,7 @@ def _sweep(folder: Path, limit: int | None) -> None:
             "%s: %d damaged files are deleted (%s), and their programs compiled again",
             *(folder, len(damaged), ", ".join(damaged)),
         )
-    if digests != known:
+    if digests != stored:
         with write_whole(folder / _DIGESTS) as file:
             json.dump(digests, file, indent=1)
 
