@@ -1,4 +1,7 @@
-"""Trains a model: python train.py --config=configs/quickstart.py --run=runs/quickstart"""
+"""Trains a model: python train.py --config=configs/quickstart.py --run=runs/quickstart
+
+For a training loop of your own, see docs/own_loop.md.
+"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Every test checks the types and shapes of arrays, on eight devices made of the CPU."""
+"""Every test checks the types and shapes of arrays, on eight emulated host devices."""
 
 from __future__ import annotations
 

@@ -30,14 +30,14 @@ from transformer_jax.decoding.evaluation import score
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.models.make import count_parameters
 from transformer_jax.models.transformer import Transformer
-from transformer_jax.parallel.compile import compile_step
+from transformer_jax.parallel.compile import compile_function
 from transformer_jax.parallel.program_cache import cache_programs
 from transformer_jax.runs import checkpoint
 from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import EOS, PAD
 from transformer_jax.training import reporters as reporting
 from transformer_jax.training import trainer as loop
-from transformer_jax.training.setup import Setup, init_fn, prepare, update_fn
+from transformer_jax.training.setup import Setup, prepare, prepare_step
 from transformer_jax.types import Batch
 
 FOLDER = Path("runs/attention_kinds")
@@ -94,14 +94,13 @@ def measure(trained: Run, test: Sequence[tuple[str, str]]) -> dict[str, Any]:
     found = score(Translator.load(trained.folder)(sources), references, "de")
     records = reporting.read_metrics(trained.folder / "metrics.jsonl")
     last = [r for r in records if r["kind"] == "evaluation"][-1]
-    sizes = trained.tokenizers.source.size, trained.tokenizers.target.size
     return {
         "validation_loss": next(iter(last["sets"].values()))["loss"],  # nats a token, unsmoothed
         "bleu_cased_13a": found["bleu"],
         "bleu_lower_tokenised": found["bleu_lower_tokenised"],
         "chrf": found["chrf"],
         "signatures": found["signatures"],
-        "parameters": count_parameters(trained.config.model, *sizes),
+        "parameters": count_parameters(trained.config.model, *trained.tokenizers.sizes),
         "steps": last["step"],
         "minutes": checkpoint.progress(trained.checkpoints, last["step"])["seconds"] / 60,
     }
@@ -113,11 +112,10 @@ def speed(setup: Setup, configs: dict[str, Config], batch: Batch) -> dict[str, f
     They are medians of `SAMPLES`, taken in turns.
     """
     key, steps, states = jax.random.key(0), {}, {}
-    sizes = setup.tokenizers.source.size, setup.tokenizers.target.size
     for label, config in configs.items():
-        own = replace(setup, config=config, model=Transformer(config.model, *sizes))
-        states[label] = compile_step(init_fn(own), setup.mesh)(key, batch)
-        steps[label] = compile_step(update_fn(own), setup.mesh, donate=True)
+        kind = prepare_step(config, setup.tokenizers.sizes, setup.mesh)
+        states[label] = compile_function(kind.init, setup.mesh)(key)
+        steps[label] = kind.compile_update()
 
     def run(label: str) -> None:
         states[label] = jax.block_until_ready(steps[label](states[label], batch, key)[0])
@@ -129,14 +127,14 @@ def speed(setup: Setup, configs: dict[str, Config], batch: Batch) -> dict[str, f
 
 def fullest_batch(setup: Setup) -> Batch:
     """Returns the batch with the most target tokens among the first 16 of training."""
-    first = (batch for _, batch, _ in itertools.islice(setup.loader.batches(), 16))
+    first = (loaded.batch for loaded in itertools.islice(setup.loader.batches(), 16))
     return max(first, key=lambda batch: np.count_nonzero(batch.target_out != PAD))
 
 
 def cross_weights(trained: Run, batch: Batch) -> np.ndarray:
     """Returns the cross-attention weights [T, S] of the last decoder layer, averaged over heads."""
     tokenizers, config = trained.tokenizers, trained.config.model
-    model = Transformer(config, tokenizers.source.size, tokenizers.target.size, kernel="reference")
+    model = Transformer(config, *tokenizers.sizes, kernel="reference")
     output: Any = jax.jit(model.apply)({"params": trained.params()}, batch)
     weights = output.weights[f"decoder/{config.depths[1] - 1}/cross_attention"]
     return np.asarray(weights)[0].mean(axis=0)
@@ -164,7 +162,7 @@ def main() -> None:
     configs = {label: config_of(changes, data) for label, changes in KINDS.items()}
     runs = {label: train(config, FOLDER / label) for label, config in configs.items()}
     test = list(corpus(data, TEST).pairs())
-    setup = prepare(configs["soft"], runs["soft"])
+    setup = prepare(configs["soft"], runs["soft"].tokenizers)
     batch = fullest_batch(setup)
     speeds = speed(setup, configs, batch)
     kinds = {

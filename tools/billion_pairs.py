@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from transformer_jax.config import DataConfig, TokenizerConfig
+from transformer_jax.config import Config, DataConfig, TokenizerConfig
 from transformer_jax.data.dataset import Examples, Report, tokenize
 from transformer_jax.data.lengths import Lengths
 from transformer_jax.data.loader import Loaded, Loader
@@ -114,10 +114,10 @@ def measure(examples: Examples) -> dict[str, Any]:
 
     `resumed` tells whether batches after a position are those of an epoch that went through it.
     """
-    config = DataConfig(shapes=4)
+    config = Config(data=DataConfig(shapes=4))
     with _peak() as peak:
         began = time.monotonic()
-        loader = Loader(examples, config, seed=0)
+        loader = Loader(examples, config)
         first = _take(loader, 0, 1)
         first_s = time.monotonic() - began
         began = time.monotonic()
@@ -125,9 +125,9 @@ def measure(examples: Examples) -> dict[str, Any]:
         batch_ms = (time.monotonic() - began) * 1e3 / BATCHES
         middle = loader.chunks // 2 << 20
         began = time.monotonic()
-        found = _take(Loader(examples, config, seed=0), middle, BATCHES)
+        found = _take(Loader(examples, config), middle, BATCHES)
         middle_s = time.monotonic() - began
-        again = _take(Loader(examples, config, seed=0), found[9].after, BATCHES - 10)
+        again = _take(Loader(examples, config), found[9].after, BATCHES - 10)
     return {
         "pairs": len(examples),
         "peak_mib": peak[0],

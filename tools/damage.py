@@ -29,7 +29,6 @@ from transformer_jax.errors import UserError
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.run import Run
-from transformer_jax.text.corpus import Corpora
 from transformer_jax.training.reporters import MetricsFile
 from transformer_jax.training.resume import checkpoint_trees, restored
 from transformer_jax.training.setup import Setup, prepare
@@ -71,7 +70,7 @@ def damage_campaign(
     """
     config = run.load_config(folder)
     intact = replace(run.load(folder), config=config)
-    setup = prepare(config, intact, Corpora.of(config.data))
+    setup = prepare(config, intact.tokenizers)
     known = cache(partial(_stored, intact, setup))
     steps = checkpoint.steps(intact.checkpoints)
     draw, rows = random.Random(seed), list[dict[str, str]]()
@@ -226,7 +225,7 @@ def _continue(copy: Path, intact: Run, setup: Setup) -> tuple[int, str, bool]:
         return 0, "", same
     state, progress = found
     step, every = int(state.step), old.config.train.log_every
-    MetricsFile(copy / LOG).cut(step, expected=step - step % every)
+    MetricsFile(copy / LOG).cut(step, progress.evaluated, expected=step - step % every)
     return step, _digest(checkpoint_trees(state), asdict(progress)), same
 
 

@@ -2,7 +2,7 @@
 
     python -m tools.devices
 
-Compares losses and gradients on meshes of eight devices made of the CPU; continues a run, saved on
+Compares losses and gradients on meshes of eight emulated host devices; continues a run, saved on
 eight devices, on other numbers of devices and processes, and compares the pairs that they train on
 and their losses; and kills one of two processes. Takes ten minutes on two cores.
 """
@@ -42,13 +42,13 @@ from transformer_jax.config import (
     TrainConfig,
     to_json,
 )
-from transformer_jax.parallel.compile import REPLICATED, compile_step
+from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.mesh import make_mesh, shard_batch
-from transformer_jax.parallel.parameters import partition_tree, shard_tree
+from transformer_jax.parallel.parameters import shard_tree
 from transformer_jax.special_ids import EOS, PAD
 from transformer_jax.training import trainer
 from transformer_jax.training.reporters import read_metrics
-from transformer_jax.training.setup import StepSetup, init_fn, loss_fn, prepare_step, update_fn
+from transformer_jax.training.setup import StepSetup, prepare_step
 from transformer_jax.training.step import gradients
 from transformer_jax.types import Batch
 
@@ -112,8 +112,8 @@ def compare_meshes(config: Config) -> dict[str, Any]:
     alone = prepare_step(config, (320, 320), one)
     batch, *batches = _batches(1 + config.optimizer.warmup)
     key = jax.random.key(0)
-    first = jax.jit(init_fn(alone))(key, batch)
-    update, trained = jax.jit(update_fn(alone)), first
+    first = jax.jit(alone.init)(key)
+    update, trained = jax.jit(alone.update), first
     for other in batches:
         trained, _ = update(trained, other, key)
     found: dict[str, Any] = {}
@@ -147,15 +147,12 @@ def _batches(count: int) -> Iterator[Batch]:
 
 def _gradient(setup: StepSetup, mesh: Mesh, params: Any, batch: Batch) -> tuple[Any, float]:
     """Returns the gradient of the summed loss, and the sum."""
-    config = setup.config
-    loss = loss_fn(setup.model, config.optimizer.label_smoothing)
 
     def step(params: Any, batch: Batch, key: Any, reduce: Any = lambda tree: tree) -> Any:
-        accumulate = setup.accumulate
-        return reduce(gradients(params, batch, key, {}, loss=loss, accumulate=accumulate)[:2])
+        options = {"loss": setup.loss, "accumulate": setup.microbatches}
+        return reduce(gradients(params, batch, key, {}, **options)[:2])
 
-    result = (partition_tree(params, mesh), REPLICATED)
-    run = compile_step(step, mesh, config.execution.executor, result=result)
+    run = compile_step(step, mesh, params, executor=setup.config.execution.executor)
     gradient, total = run(shard_tree(params, mesh), shard_batch(batch, mesh), jax.random.key(1))
     return jax.tree.map(np.asarray, gradient), float(total)
 

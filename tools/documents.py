@@ -606,7 +606,7 @@ def faults() -> str:
         ("runs that were continued", f"{found['runs_compared']}"),
         ("of them unlike a run that was never stopped", f"{found['mismatches']}"),
         ("damaged files", f"{found['damaged_files']}"),
-        ("of them loaded without a word", f"{found['silent_loads']}"),
+        ("of them loaded silently", f"{found['silent_loads']}"),
         ("stall of a step by a save", f"{found['step_stall_ms']:.0f} ms"),
         ("what digests add to it", f"{found['digest_share_of_stall']:.1%}"),
     ]

@@ -28,7 +28,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -40,8 +39,10 @@ from transformer_jax.cli.main import main as command_line
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.runs import checkpoint
 from transformer_jax.runs.checkpoint import Checkpoints
-from transformer_jax.training import setup, trainer
+from transformer_jax.training import setup
+from transformer_jax.training.setup import StepSetup
 from transformer_jax.training.trainer import Trainer
+from transformer_jax.training.validation import DevScores
 from transformer_jax.types import Batch
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -78,7 +79,7 @@ def log_phases(log: Log, at_save: tuple[int, str, int]) -> None:
     """Logs the phases of training, and causes the fault `at_save`."""
     for kind, method, name in (
         (Trainer, "run", "training"),
-        (Trainer, "_scores", "evaluating"),
+        (DevScores, "__call__", "evaluating"),
         (Translator, "__call__", "decoding"),
         (Checkpoints, "_publish", "publishing"),
         (checkpoint, "_remove", "deleting"),
@@ -108,25 +109,24 @@ def log_phases(log: Log, at_save: tuple[int, str, int]) -> None:
 
     for name, function in {"save": begin, "_finish": end}.items():
         setattr(Checkpoints, name, function)
-    make = trainer.compile_step
+    compile_update = StepSetup.compile_update
 
-    def compiled(*arguments: Any, **options: Any) -> Callable[..., Any]:
-        return log_update(log, make(*arguments, **options))
+    def compiled(self: StepSetup) -> Callable[..., Any]:
+        return log_update(log, compile_update(self))
 
-    trainer.compile_step = compiled
+    StepSetup.compile_update = compiled
 
 
 def log_update(log: Log, update: Any) -> Callable[..., Any]:
-    """Logs the compilation of the training step."""
+    """Logs the first call of the training step with each shape, which compiles it."""
+    compiled: set[tuple[int, ...]] = set()
 
-    def logged(*arguments: Any) -> Any:
-        return update(*arguments)
+    def logged(state: Any, batch: Batch, key: Any) -> Any:
+        shape = batch.source.shape + batch.target_out.shape
+        call = update if shape in compiled else log.phase("compiling", update)
+        compiled.add(shape)
+        return call(state, batch, key)
 
-    def lower(*arguments: Any) -> Any:
-        lowered = update.lower(*arguments)
-        return SimpleNamespace(compile=log.phase("compiling", lowered.compile))
-
-    vars(logged)["lower"] = lower  # training compiles by it, so that a signal ends that
     return logged
 
 
@@ -173,7 +173,7 @@ def operation_name(event: str, arguments: tuple[Any, ...], run: str) -> str | No
 def poison(log: Log, kind: str, every: int) -> None:
     """Makes the loss or the gradient of some batches NaN or infinite, and logs what such steps
     change."""
-    make, compile_step = setup.loss_fn, trainer.compile_step
+    make, compile_update = setup.loss_fn, StepSetup.compile_update
 
     def poisoned(*arguments: Any) -> Any:
         loss = make(*arguments)
@@ -190,8 +190,8 @@ def poison(log: Log, kind: str, every: int) -> None:
 
         return wrong
 
-    def checked(*arguments: Any, **options: Any) -> Any:
-        update = compile_step(*arguments, **options)
+    def checked(self: StepSetup) -> Any:
+        update = compile_update(self)
 
         def compared(state: Any, *rest: Any) -> Any:
             before = jax.tree.map(np.array, state)
@@ -210,7 +210,8 @@ def poison(log: Log, kind: str, every: int) -> None:
 
         return compared
 
-    setup.loss_fn, trainer.compile_step = poisoned, checked
+    setup.loss_fn = poisoned
+    StepSetup.compile_update = checked
 
 
 def respect_permissions() -> None:

@@ -49,7 +49,7 @@ from transformer_jax.runs import checkpoint
 from transformer_jax.special_ids import PAD
 from transformer_jax.training.costs import StepCosts
 from transformer_jax.training.planning import compile_training_step
-from transformer_jax.training.setup import init_fn, prepare_step
+from transformer_jax.training.setup import prepare_step
 from transformer_jax.types import Batch
 
 BUDGET_S = 540
@@ -124,7 +124,7 @@ def measure_preset(config: Config, sizes: Sizes) -> dict[str, Any]:
     draw = np.random.default_rng(0)
     ids = draw.integers(4, sizes.vocabulary, (3, sizes.rows, sizes.length), np.int32)
     batch, key = shard_batch(Batch(*ids), mesh), replicate(jax.random.key(0), mesh)
-    state = compile_function(init_fn(setup), mesh)(key, batch)
+    state = compile_function(setup.init, mesh)(key)
     params = jax.tree.map(jnp.copy, state.params)  # a training step reuses the state's memory
     began = time.perf_counter()
     update = compile_training_step(setup, shape)

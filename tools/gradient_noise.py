@@ -14,7 +14,7 @@ from transformer_jax.models.transformer import Transformer
 from transformer_jax.runs import checkpoint
 from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import PAD
-from transformer_jax.training.setup import loss_fn
+from transformer_jax.training.step import loss_fn
 from transformer_jax.types import Batch, Params
 
 
@@ -30,7 +30,7 @@ def gradient_noise(trained: Run, batch: Batch, baseline: float, samples: int) ->
     """
     chosen = replace(trained.config.model.cross_attention, entropy=0.0, reward=1.0)
     config = replace(trained.config.model, dropout=0.0, cross_attention=chosen)
-    model = Transformer(config, trained.tokenizers.source.size, trained.tokenizers.target.size)
+    model = Transformer(config, *trained.tokenizers.sizes)
     weights = trained.params()
     averages = {"log_likelihood": jnp.float32(baseline)}
 

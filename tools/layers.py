@@ -27,8 +27,14 @@ from transformer_jax.models.transformer import Transformer
 from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.mesh import make_mesh, replicate
 from transformer_jax.training.losses import token_loss
-from transformer_jax.training.setup import loss_fn
-from transformer_jax.training.step import Averages, LossFn, LossSums, init_state, train_step
+from transformer_jax.training.step import (
+    Averages,
+    LossFn,
+    LossSums,
+    init_state,
+    loss_fn,
+    train_step,
+)
 from transformer_jax.types import Batch, Key, Params
 
 SIZES = {"tiny": (TINY, 4000, 256, 16), "small": (SMALL, 8000, 128, 32)}
@@ -47,7 +53,7 @@ def stack(params: Params) -> Params:
 
 
 def stacked_loss(config: ModelConfig, vocabulary: int) -> LossFn:
-    """Returns the loss of the post-norm model with stacked layers, like `setup.loss_fn`."""
+    """Returns the loss of the post-norm model with stacked layers, like `loss_fn`."""
     model = Transformer(config, vocabulary, vocabulary)
     encoder_layer, decoder_layer = EncoderLayer(config), DecoderLayer(config)
 

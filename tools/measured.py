@@ -69,10 +69,9 @@ def training(trained: Run) -> dict[str, Any]:
     records = read_metrics(trained.folder / "metrics.jsonl")
     steps = [record for record in records if record["kind"] == "train"]
     evaluations = [record for record in records if record["kind"] == "evaluation"]
-    sizes = trained.tokenizers.source.size, trained.tokenizers.target.size
     last = checkpoint.steps(trained.checkpoints)[-1]
     return {
-        "parameters": count_parameters(trained.config.model, *sizes),
+        "parameters": count_parameters(trained.config.model, *trained.tokenizers.sizes),
         "minutes": checkpoint.progress(trained.checkpoints, last)["seconds"] / 60,
         "target_tokens": steps[-1]["target_tokens"],
         "steps": last,

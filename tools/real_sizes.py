@@ -43,7 +43,7 @@ def plan(config: Config) -> dict[str, Any]:
         "parameters": count_parameters(config.model, *sizes),
         "batch_tokens": config.data.batch_tokens,
         "steps": steps,
-        "microbatches": planner.setup.accumulate,
+        "microbatches": planner.setup.microbatches,
         "memory_mib": sum(memory) / 2**20,
         "tflop_per_step": flops / 1e12,
         "eflop": flops * steps / 1e18,

@@ -59,8 +59,7 @@ def measure(config: Config) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             train(replace(config, train=replace(config.train, seed=seed)), Path(folder) / "run")
             translator = Translator.load(Path(folder) / "run")
-        sizes = translator.tokenizers.source.size, translator.tokenizers.target.size
-        found["parameters"] = count_parameters(config.model, *sizes)
+        found["parameters"] = count_parameters(config.model, *translator.tokenizers.sizes)
         outputs = np.array([f"{output} - -".split()[:2] for output in translator(sources)])
         right = outputs == wanted
         found["both"].append(float(right.all(axis=1).mean()))

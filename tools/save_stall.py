@@ -27,7 +27,6 @@ from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.special_ids import EOS
 from transformer_jax.training.planning import Planner, compile_training_step, mesh_maker
 from transformer_jax.training.resume import checkpoint_trees
-from transformer_jax.training.setup import init_fn
 from transformer_jax.types import Batch
 
 SHAPE = Shape(96, 24, 24)
@@ -99,7 +98,7 @@ def _trainer() -> Callable[[int, Callable[[Any], None] | None], float]:
     ids = draw.integers(EOS + 1, vocabulary, (SHAPE.rows, SHAPE.source)).astype(np.int32)
     batch, key = Batch(ids, np.roll(ids, 1, axis=1), ids), jax.random.key(0)
     step = compile_training_step(planner.setup, SHAPE)
-    state = jax.jit(init_fn(planner.setup))(key, batch)
+    state = jax.jit(planner.setup.init)(key)
     batch = jax.tree.map(jnp.asarray, batch)
 
     def train(steps: int, save: Callable[[Any], None] | None) -> float:

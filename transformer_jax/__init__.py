@@ -36,8 +36,17 @@ if TYPE_CHECKING:
         TrainConfig,
         load_config_file,
     )
+    from transformer_jax.data.loader import Loader
     from transformer_jax.decoding.translator import Translator
     from transformer_jax.errors import UserError
+    from transformer_jax.models.make import make_model
+    from transformer_jax.parallel.compile import compile_step
+    from transformer_jax.parallel.mesh import local_shard, make_mesh, shard_batch
+    from transformer_jax.parallel.model import shard_model
+    from transformer_jax.parallel.parameters import shard_tree
+    from transformer_jax.training.optimizer import make_optimizer
+    from transformer_jax.training.setup import check_config, load_data
+    from transformer_jax.training.step import init_state, loss_fn, train_step
     from transformer_jax.training.trainer import train
 
 __version__ = "0.1.0"
@@ -48,6 +57,7 @@ __all__ = [
     "DataConfig",
     "DecodeConfig",
     "ExecutionConfig",
+    "Loader",
     "Mask",
     "ModelConfig",
     "OptimizerConfig",
@@ -57,16 +67,29 @@ __all__ = [
     "UserError",
     "__version__",
     "attend",
+    "check_config",
+    "compile_step",
     "gumbel_attention",
     "hard_attention",
+    "init_state",
     "latent_attention",
     "load_config_file",
+    "load_data",
     "local_m_attention",
     "local_p_attention",
+    "local_shard",
+    "loss_fn",
+    "make_mesh",
+    "make_model",
+    "make_optimizer",
     "padding_mask",
     "plain_self_attention",
+    "shard_batch",
+    "shard_model",
+    "shard_tree",
     "soft_attention",
     "train",
+    "train_step",
 ]
 
 _MODULE_OF = {
@@ -75,6 +98,7 @@ _MODULE_OF = {
     "DataConfig": "config",
     "DecodeConfig": "config",
     "ExecutionConfig": "config",
+    "Loader": "data.loader",
     "Mask": "attention",
     "ModelConfig": "config",
     "OptimizerConfig": "config",
@@ -83,16 +107,29 @@ _MODULE_OF = {
     "Translator": "decoding.translator",
     "UserError": "errors",
     "attend": "attention",
+    "check_config": "training.setup",
+    "compile_step": "parallel.compile",
     "gumbel_attention": "attention",
     "hard_attention": "attention",
+    "init_state": "training.step",
     "latent_attention": "attention",
     "load_config_file": "config",
+    "load_data": "training.setup",
     "local_m_attention": "attention",
     "local_p_attention": "attention",
+    "local_shard": "parallel.mesh",
+    "loss_fn": "training.step",
+    "make_mesh": "parallel.mesh",
+    "make_model": "models.make",
+    "make_optimizer": "training.optimizer",
     "padding_mask": "attention",
     "plain_self_attention": "attention",
+    "shard_batch": "parallel.mesh",
+    "shard_model": "parallel.model",
+    "shard_tree": "parallel.parameters",
     "soft_attention": "attention",
     "train": "training.trainer",
+    "train_step": "training.step",
 }
 """The modules of public names. They are imported on first use, so that `--help` needs no JAX."""
 

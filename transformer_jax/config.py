@@ -393,9 +393,9 @@ class DataConfig(_Section):
 class OptimizerConfig(_Section):
     """The optimizer, its learning-rate schedule, and the processing of gradients (section 5.3)."""
 
-    kind: Literal["adam", "muon"] = "adam"
-    """Adam, as in the paper, or Muon (Jordan et al. 2024) for the matrices of dense layers and Adam
-    for the rest: fewer steps to the same loss, each of which takes longer."""
+    kind: str = "adam"
+    """Adam (adam), as in the paper, or Muon (muon; Jordan et al. 2024) for the matrices of dense
+    layers and Adam for the rest: fewer steps to the same loss, each of which takes longer."""
     schedule: str = "noam"
     """Schedule of the learning rate after the linear warm-up: noam, inverse_sqrt, cosine or
     linear."""
@@ -565,9 +565,9 @@ class ExecutionConfig(_Section):
     deterministic: bool = field(default=False, metadata=_NOT_COMPARED)
     """Whether GPUs compute the same bits in every run, perhaps more slowly: XLA then uses only
     deterministic operations, and does not choose among its kernels by timing them."""
-    remat: Literal["none", "layers", "products"] = field(default="none", metadata=_NOT_COMPARED)
+    remat: Literal["none", "layers", "matmuls"] = field(default="none", metadata=_NOT_COMPARED)
     """What the backward pass computes again to save memory: nothing, all activations inside each
-    layer (layers), or all but the results of matrix products (products)."""
+    layer (layers), or all but the results of matmuls (matmuls)."""
     peak_tflops: float | None = field(default=None, metadata=_NOT_COMPARED)
     """Peak of one device in TFLOP/s, of which training reports the share that it uses (MFU); None:
     the peak in bfloat16 of TPUs and GPUs that are known."""

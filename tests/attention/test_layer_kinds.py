@@ -48,7 +48,7 @@ from transformer_jax.models.checks import check_model, check_packing
 from transformer_jax.models.make import make_model
 from transformer_jax.special_ids import PAD
 from transformer_jax.training.schedules import SCHEDULES
-from transformer_jax.training.setup import loss_fn
+from transformer_jax.training.step import loss_fn
 from transformer_jax.types import Batch, Outcome
 
 pytestmark = pytest.mark.usefixtures("strict")

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transformer_jax.config import DataConfig, TokenizerConfig
+from transformer_jax.config import Config, DataConfig, ModelConfig, TokenizerConfig, TrainConfig
 from transformer_jax.data import loader as data
 from transformer_jax.data.buckets import Shape
 from transformer_jax.data.dataset import Examples, Report, tokenize
-from transformer_jax.data.loader import Loader, evaluation_batches
+from transformer_jax.data.loader import Loaded, Loader, Shard, evaluation_batches
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.special_ids import BOS, EOS, PAD
 from transformer_jax.text import tokenizer
@@ -63,9 +63,14 @@ def text_examples(count: int = 60) -> Examples:
     return examples_of([((*encode(line), EOS), (*encode(line[::-1]), EOS)) for line in lines])
 
 
-def config(**changes: Any) -> DataConfig:
+def config(sampling: float = 0.0, seed: int = 0, start_id: int = BOS, **changes: Any) -> Config:
     small: dict[str, Any] = {"batch_tokens": 320, "shapes": 4, "packed_length": 40}
-    return DataConfig(**(small | changes))
+    return Config(
+        model=ModelConfig(decoder_start_id=start_id),
+        tokenizer=TokenizerConfig(sampling=sampling),
+        data=DataConfig(**(small | changes)),
+        train=TrainConfig(steps=1, seed=seed),
+    )
 
 
 def packed_pairs(batch: Batch) -> int:
@@ -111,15 +116,21 @@ def pairs_of(examples: Examples) -> Rows:
 
 
 def take(loader: Loader, count: int, position: int = 0) -> list[tuple[int, Batch]]:
-    return [(after, batch) for after, batch, _ in itertools.islice(loader.batches(position), count)]
+    return list(map(placed, itertools.islice(loader.batches(position), count)))
+
+
+def placed(loaded: Loaded) -> tuple[int, Batch]:
+    """The position of the batch after the one that is loaded, and this one."""
+    return loaded.after, loaded.batch
 
 
 def epoch_of(loader: Loader, position: int = 0) -> list[tuple[int, Batch]]:
     """The rest of the epoch that `position` is in."""
     found = []
-    for after, batch, _ in loader.batches(position):
-        found.append((after, batch))
-        if loader.epoch(after) > loader.epoch(position):
+    for loaded in loader.batches(position):
+        found.append(placed(loaded))
+        assert loaded.epoch == loader.epoch(loaded.after)
+        if loaded.epoch > loader.epoch(position):
             return found
     raise AssertionError("batches end")
 
@@ -141,9 +152,9 @@ def same(one: list[tuple[int, Batch]], other: list[tuple[int, Batch]]) -> bool:
 
 def test_packed_rows_must_hold_the_longest_pair() -> None:
     with pytest.raises(ValueError, match=r"data\.packed_length=19: must be at least 20"):
-        Loader(examples(), config(packing=True, packed_length=19), 0)
+        Loader(examples(), config(packing=True, packed_length=19))
     with pytest.raises(ValueError, match=r"data\.batch_tokens=320: must be at least 328"):
-        Loader(examples(), config(packing=True, packed_length=41), 0)
+        Loader(examples(), config(packing=True, packed_length=41))
 
 
 LAYOUTS = [{}, {"packing": True}, {"shapes": 1}, {"batch_tokens": 5000}]
@@ -155,7 +166,7 @@ def test_every_pair_once_an_epoch(
     changes: dict[str, Any], window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data, "CHUNK", window)
-    loader = Loader(examples(), config(**changes), 3)
+    loader = Loader(examples(), config(seed=3, **changes))
     wanted = Counter(pairs_of(examples()))
     position, orders = 0, []
     for epoch in range(3):
@@ -191,25 +202,27 @@ def test_batches_of_mixed_corpora_are_counted(
     names = {"train": ("large.tsv", "small.tsv"), "weights": (1.0, 1.0)}
 
     def make() -> Loader:
-        return Loader(mixed, config(**changes, **names), 0, sampling=sampling)
+        return Loader(mixed, config(sampling, **changes, **names))
 
     found = list(itertools.islice(make().batches(), 30))
-    for _, batch, drawn in found:
-        texts = [decode(source) for source, _ in pairs_in(batch)]
-        assert drawn == (sum(text in large for text in texts), sum(t not in large for t in texts))
-    total = np.sum([drawn for *_, drawn in found], axis=0)
+    for loaded in found:
+        texts = [decode(source) for source, _ in pairs_in(loaded.batch)]
+        wanted = (sum(text in large for text in texts), sum(text not in large for text in texts))
+        assert loaded.drawn == wanted
+    total = np.sum([loaded.drawn for loaded in found], axis=0)
     assert abs(total[0] - total[1]) <= 0.1 * total.sum()
     if sampling:  # a pair has other subwords whenever it is drawn, also within an epoch
-        sources = [s for _, batch, _ in found for s, _ in pairs_in(batch) if decode(s) not in large]
+        every = [source for loaded in found for source, _ in pairs_in(loaded.batch)]
+        sources = [source for source in every if decode(source) not in large]
         assert len({*sources}) > 1.3 * 10 * total.sum() / len(mixed)
     for done in (1, 7, 20):
         again = list(itertools.islice(make().batches(found[done - 1].after), 5))
         assert [item.drawn for item in again] == [item.drawn for item in found[done : done + 5]]
-        assert same([item[:2] for item in again], [item[:2] for item in found[done : done + 5]])
+        assert same([*map(placed, again)], [*map(placed, found[done : done + 5])])
 
 
 def test_pairs_go_into_the_smallest_shape_or_fill_the_next() -> None:
-    loader = Loader(examples(), config(), 0)
+    loader = Loader(examples(), config())
     batches = [batch for _, batch in epoch_of(loader)]
     partial = [batch for batch in batches if not batch.source[:, 0].all()]
     assert len(partial) <= 1
@@ -232,7 +245,7 @@ def test_batches_are_a_function_of_seed_and_position(
     monkeypatch.setattr(data, "CHUNK", 25)
 
     def make(seed: int) -> Loader:
-        return Loader(text_examples(), config(**changes), seed, sampling=sampling)
+        return Loader(text_examples(), config(sampling, seed, **changes))
 
     whole = take(make(5), 40)
     assert make(5).epoch(whole[-1][0]) > 1
@@ -246,27 +259,26 @@ def test_batches_are_a_function_of_seed_and_position(
 
 def test_resuming_reads_one_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "CHUNK", 70)
-    loader = Loader(examples(), config(), 0)
+    loader = Loader(examples(), config())
     windows: list[int] = []
     read = Loader._read
     monkeypatch.setattr(
         Loader, "_read", lambda self, counter: windows.append(counter) or read(self, counter)
     )
     batches = loader.batches((7 * 5 + 3) << 20 | 1)
-    position, *_ = next(batches)
-    assert position == (7 * 5 + 3) << 20 | 2
-    batches.close()  # pyright: ignore
+    loaded = next(batches)
+    assert loaded.after == (7 * 5 + 3) << 20 | 2
+    assert loaded.name == "epoch 7, chunk 3, batch 1"
+    batches.close()
     assert {*windows} <= {38, 39}
 
 
 @pytest.mark.parametrize("changes", LAYOUTS[:2])
 def test_devices_and_processes_only_add_and_share_rows(changes: dict[str, Any]) -> None:
-    alone = take(Loader(examples(), config(**changes), 0), 12)
-    twelve = take(Loader(examples(), config(**changes), 0, devices=12), 12)
-    thirds = [
-        take(Loader(examples(), config(**changes), 0, devices=12, parts=([i], 3)), 12)
-        for i in range(3)
-    ]
+    def made(*shard: Any) -> list[tuple[int, Batch]]:
+        return take(Loader(examples(), config(**changes), Shard(*shard)), 12)
+
+    alone, twelve, thirds = made(), made(12), [made(12, ([i], 3)) for i in range(3)]
     for (position, batch), (other, wide), *rest in zip(alone, twelve, *thirds, strict=True):
         assert {position} == {other, *(part for part, _ in rest)}
         parts = [part for _, part in rest]
@@ -283,7 +295,7 @@ def test_the_rows_of_a_process_need_not_follow_each_other(changes: dict[str, Any
     """As on TPU slices of several hosts."""
 
     def made(own: list[int]) -> list[tuple[int, Batch]]:
-        return take(Loader(examples(), config(**changes), 0, devices=12, parts=(own, 4)), 12)
+        return take(Loader(examples(), config(**changes), Shard(12, (own, 4))), 12)
 
     for (_, apart), *parts in zip(made([0, 3]), made([0]), made([3]), strict=True):
         wanted = zip(*(filled(part) for _, part in parts), strict=True)
@@ -298,8 +310,8 @@ def test_processes_share_the_sampling(
     """Each pair is sampled once, lengths are gathered in the thread that takes batches, and the
     batches are those of one process. The last chunk has fewer pairs than there are processes."""
     monkeypatch.setattr(data, "CHUNK", 25)
-    options = {"seed": 5, "sampling": 0.3, "devices": 12}
-    alone = take(Loader(text_examples(52), config(**changes), **options), 40)
+    sampled_config = config(0.3, 5, **changes)
+    alone = take(Loader(text_examples(52), sampled_config, Shard(12)), 40)
     sampled: Counter[tuple[int, int]] = Counter()
     sample = Examples.sample
 
@@ -321,8 +333,8 @@ def test_processes_share_the_sampling(
             barrier.wait(20)
             return whole
 
-        process: dict[str, Any] = {"parts": ([index], 3), "share": (index, 3), "gather": gather}
-        loader = Loader(text_examples(52), config(**changes), **options, **process)
+        shard = Shard(12, ([index], 3), (index, 3), gather)
+        loader = Loader(text_examples(52), sampled_config, shard)
         return len(loader._first[0]), take(loader, 40)
 
     with ThreadPoolExecutor(3) as pool:
@@ -338,14 +350,14 @@ def test_processes_share_the_sampling(
 
 
 def test_the_decoder_starts_with_the_id_it_is_told() -> None:
-    for _, batch in take(Loader(examples(), config(), 0, decoder_start_id=7), 5):
+    for _, batch in take(Loader(examples(), config(start_id=7)), 5):
         used = batch.target_out[:, 0] != PAD
         assert (batch.target_in[used, 0] == 7).all()
         assert not batch.target_in[~used].any()
 
 
 def test_packing_puts_several_pairs_into_a_row() -> None:
-    loader = Loader(examples(1200), config(packing=True), 0)
+    loader = Loader(examples(1200), config(packing=True))
     assert loader.shapes == (Shape(8, 40, 40),)
     assert loader.non_padding_fraction > 0.9
     # Batches are alike: rows are not sorted by the lengths of what they hold.
@@ -356,7 +368,7 @@ def test_packing_puts_several_pairs_into_a_row() -> None:
 
 def test_sampled_batches_hold_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "CHUNK", 25)
-    loader = Loader(text_examples(), config(), 0, sampling=0.3)
+    loader = Loader(text_examples(), config(0.3))
     plain = pairs_of(text_examples())
     decode = tokenizers().source.decode
 
@@ -369,7 +381,7 @@ def test_sampled_batches_hold_the_same_text(monkeypatch: pytest.MonkeyPatch) -> 
     assert text(first) == text(second) == text(plain)
     assert len({*first} & {*plain}) < 30  # those too long for every shape
     assert len({*first} - {*second}) > 30
-    other = Loader(text_examples(), config(), 1, sampling=0.3)
+    other = Loader(text_examples(), config(0.3, 1))
     assert len({*first} - {pair for _, batch in epoch_of(other) for pair in pairs_in(batch)}) > 30
     assert max(len(source) for source, _ in first) <= max(len(source) for source, _ in plain)
 
@@ -382,21 +394,21 @@ def test_a_pair_outside_the_first_window_may_be_the_longest(
     pair = (*encode("of number " * 6), EOS), (*encode("rebmun fo " * 6), EOS)
     every = examples_of([*pairs_of(text_examples()), pair])
     for seed in range(3):
-        loader = Loader(every, config(batch_tokens=1000), seed, sampling=0.1)
+        loader = Loader(every, config(0.1, seed, batch_tokens=1000))
         found = [pair for _, batch in epoch_of(loader) for pair in pairs_in(batch)]
         assert len(found) == len(every)
 
 
 def test_batches_of_all_shapes_are_mixed() -> None:
-    widths = [batch.source.shape[1] for _, batch in epoch_of(Loader(examples(1200), config(), 0))]
+    widths = [batch.source.shape[1] for _, batch in epoch_of(Loader(examples(1200), config()))]
     changes = sum(a != b for a, b in itertools.pairwise(widths))
     assert len({*widths}) == 4
     assert changes > 15
 
 
 def test_sampled_lengths_choose_the_shapes() -> None:
-    plain = Loader(text_examples(), config(batch_tokens=1000), 0)
-    sampled = Loader(text_examples(), config(batch_tokens=1000), 0, sampling=0.3)
+    plain = Loader(text_examples(), config(batch_tokens=1000))
+    sampled = Loader(text_examples(), config(0.3, batch_tokens=1000))
     assert sampled.shapes[-1] == plain.shapes[-1]
     assert sampled.shapes != plain.shapes
     lengths = np.array([len(s) for _, b in epoch_of(sampled) for s, _ in pairs_in(b)])
@@ -410,9 +422,9 @@ def test_evaluation_has_every_pair_once_whatever_the_budget() -> None:
         assert Counter(found) == Counter(pairs_of(examples()))
         assert len({batch.source.shape + batch.target_out.shape for batch in batches}) <= 4
         assert all(batch.source_segments is None for batch in batches)
-    batches = partial(evaluation_batches, examples(), config(), devices=3, decoder_start_id=EOS)
-    shared = [list(batches(parts=([i], 3))) for i in range(3)]
-    for batch, *parts in zip(batches(), *shared, strict=True):
+    batches = partial(evaluation_batches, examples(), config(start_id=EOS))
+    shared = [list(batches(Shard(3, ([i], 3)))) for i in range(3)]
+    for batch, *parts in zip(batches(Shard(3)), *shared, strict=True):
         assert np.array_equal(batch.target_in, np.concatenate([part.target_in for part in parts]))
         assert batch.target_in[0, 0] == EOS
 
@@ -427,7 +439,7 @@ def test_a_chunk_is_planned_once(changes: dict[str, Any], monkeypatch: pytest.Mo
 
     monkeypatch.setattr(data, "pack", recorded(data.pack))
     monkeypatch.setattr(data, "group", recorded(data.group))
-    loader = Loader(examples(), config(**changes), 0)
+    loader = Loader(examples(), config(**changes))
     assert loader.non_padding_fraction > 0
     assert loader.batches_per_epoch > 0
     epoch_of(loader)
@@ -437,7 +449,7 @@ def test_a_chunk_is_planned_once(changes: dict[str, Any], monkeypatch: pytest.Mo
 def test_tiny_corpora() -> None:
     one = examples_of([((100, EOS), (101, EOS))])
     for changes in LAYOUTS:
-        loader = Loader(one, config(**changes), 0)
+        loader = Loader(one, config(**changes))
         assert loader.batches_per_epoch == 1
         assert [position for position, _ in take(loader, 3)] == [1 << 20, 2 << 20, 3 << 20]
         assert pairs_in(take(loader, 1)[0][1]) == [((100, EOS), (101, EOS))]
@@ -480,7 +492,7 @@ def test_prefetch_passes_errors_on() -> None:
 @pytest.mark.parametrize("used", [0, 1, 9])
 def test_prefetch_leaves_no_thread(used: int) -> None:
     before = threading.active_count()
-    ahead = Loader(examples(), config(), 0).batches()
+    ahead = Loader(examples(), config()).batches()
     for _ in range(used):
         next(ahead)
     assert threading.active_count() == before + (2 if used else 0)
@@ -504,9 +516,9 @@ def multi30k(tmp_path_factory: pytest.TempPathFactory) -> Examples:
 @pytest.mark.skipif(not MULTI30K.exists(), reason="needs shared/data/multi30k beside the project")
 def test_multi30k_fills_its_slots(multi30k: Examples) -> None:
     assert len(multi30k) == 29_000
-    shapes = Loader(multi30k, DataConfig(), 0)
+    shapes = Loader(multi30k, Config())
     assert len(shapes.shapes) <= 8
     assert shapes.non_padding_fraction > 0.82
-    packed = Loader(multi30k, DataConfig(packing=True), 0)
+    packed = Loader(multi30k, Config(data=DataConfig(packing=True)))
     assert packed.non_padding_fraction > 0.95
     assert sum(packed_pairs(batch) for _, batch in epoch_of(packed)) == 29_000

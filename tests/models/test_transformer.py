@@ -30,13 +30,14 @@ from jax import export
 from transformer_jax.attention import Context, Mask
 from transformer_jax.config import BASE, BIG, SMALL, TINY, ModelConfig
 from transformer_jax.errors import UserError
+from transformer_jax.models.checks import check_model
 from transformer_jax.models.embedding import Embedding, sinusoids
 from transformer_jax.models.feed_forward import ACTIVATIONS, FeedForward
 from transformer_jax.models.layers import (
     DecoderLayer,
     EncoderLayer,
 )
-from transformer_jax.models.make import count_parameters, make_model
+from transformer_jax.models.make import count_parameters
 from transformer_jax.models.transformer import Transformer
 from transformer_jax.special_ids import PAD
 from transformer_jax.types import Batch
@@ -181,7 +182,7 @@ def test_gelu_is_the_exact_one() -> None:
 def test_a_hidden_layer_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """It applies dense layers by name, and one that is unknown is refused."""
     with pytest.raises(UserError, match=r"model.activation='bilinear': unknown; known: relu, "):
-        make_model(tiny(activation="bilinear"), 12, 12)
+        check_model(tiny(activation="bilinear"))
     monkeypatch.setitem(ACTIVATIONS, "bilinear", lambda project: project("a") * project("b"))
     config, x = tiny(activation="bilinear"), jnp.linspace(-1.0, 1.0, 2 * 16).reshape(1, 2, 16)
     (found, _), variables = FeedForward(config).init_with_output(jax.random.key(0), x, None)
@@ -400,7 +401,7 @@ def test_rematerialization_keeps_loss_and_gradients() -> None:
         return str(traced.jaxpr).count("dot_general"), loss, tree
 
     count, loss, wanted = run("none")
-    for remat, more in {"products": False, "layers": True}.items():
+    for remat, more in {"matmuls": False, "layers": True}.items():
         found, other, tree = run(remat)
         np.testing.assert_allclose(other, loss, rtol=1e-6)
         error = optax.tree.norm(optax.tree.sub(tree, wanted))

@@ -1,4 +1,4 @@
-"""However a step is executed, it is the same step. Eight devices made of the CPU."""
+"""However a step is executed, it is the same step. Eight emulated host devices."""
 
 from functools import cache, partial
 from typing import Any
@@ -73,7 +73,7 @@ def update(how: str, config: MeshConfig, accumulate: int, batch: str, trained: b
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parameters, "MIN_SHARDED_SIZE", 64)
         specs, state = partition_tree(first, mesh), shard_tree(first, mesh)
-    run = compile_step(step, mesh, how, result=(specs, REPLICATED), donate=True)
+        run = compile_step(step, mesh, first, executor=how)
     rows = with_empty_rows(BATCHES[batch], data_parallel_size(mesh) * accumulate)
     after, before = run(state, shard_batch(rows, mesh), KEY)
     gradient = jax.tree.map(np.asarray, after.opt_state[0].trace)
@@ -138,7 +138,7 @@ def test_evaluation_adds_over_devices(how: Any) -> None:
         return params["scale"] * jnp.sum(batch.target_out), LossSums(tokens, {})
 
     mesh = make_mesh()
-    run = compile_step(partial(eval_step, loss=loss), mesh, how)
+    run = compile_step(partial(eval_step, loss=loss), mesh, executor=how)
     params = replicate({"scale": np.float32(0.5)}, mesh)
     total, count = run(params, shard_batch(BATCH, mesh))
     assert total == 0.5 * BATCH.target_out.sum()
@@ -152,7 +152,7 @@ def test_pmap_gives_each_device_its_key() -> None:
 
     mesh = make_mesh()
     batch = shard_batch(np.zeros((8, 1)), mesh)
-    total = compile_step(step, mesh, "pmap")(np.zeros(()), batch, KEY)
+    total = compile_step(step, mesh, executor="pmap")(np.zeros(()), batch, KEY)
     wanted = sum(jax.random.uniform(jax.random.fold_in(KEY, i)) for i in range(8))
     np.testing.assert_allclose(total, wanted, rtol=1e-6)
 
@@ -161,12 +161,13 @@ def test_pmap_gives_each_device_its_key() -> None:
 @pytest.mark.parametrize("devices", [1, 8])
 def test_donation_leaves_the_callers_numpy_arrays_alone(how: Any, devices: int) -> None:
     def step(state: Any, batch: Any, reduce: Any = None) -> Any:
-        return state + 1.0
+        return state + 1.0, batch.sum()
 
     mesh = make_mesh(devices=jax.devices()[:devices])
     mine = np.zeros(4096, np.float32)
     state = replicate(mine, mesh)
-    after = compile_step(step, mesh, how, donate=True)(state, shard_batch(np.zeros(8), mesh))
+    run = compile_step(step, mesh, mine, executor=how)
+    after, _ = run(state, shard_batch(np.zeros(8), mesh))
     assert state.is_deleted()
     assert not mine.any()
     np.testing.assert_array_equal(after, 1.0)

@@ -13,9 +13,10 @@ from common import build, flat, make_batch, tiny
 from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer_jax.attention import Mask, attend
-from transformer_jax.config import BASE, Config, ExecutionConfig, MeshConfig, OptimizerConfig
+from transformer_jax.config import BASE, Config, ExecutionConfig, MeshConfig
 from transformer_jax.errors import UserError
 from transformer_jax.models.make import make_model
+from transformer_jax.models.parameter_paths import DIMENSIONS
 from transformer_jax.parallel.compile import compile_function
 from transformer_jax.parallel.kernel import shard_kernel
 from transformer_jax.parallel.mesh import (
@@ -29,12 +30,7 @@ from transformer_jax.parallel.mesh import (
     replicate,
     shard_batch,
 )
-from transformer_jax.parallel.parameters import (
-    DIMENSIONS,
-    MIN_SHARDED_SIZE,
-    partition_tree,
-    shardings,
-)
+from transformer_jax.parallel.parameters import MIN_SHARDED_SIZE, partition_tree, shardings
 from transformer_jax.training.optimizer import make_optimizer
 from transformer_jax.training.step import init_state
 from transformer_jax.types import Batch, unconstrained
@@ -103,7 +99,7 @@ def test_fsdp_splits_the_largest_dimension_of_all_state() -> None:
     model = make_model(BASE, 8000, 8000)
     batch = make_batch([(5, 4)])
     params = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
-    optimizer = make_optimizer(OptimizerConfig(), BASE.d_model)
+    optimizer = make_optimizer(Config(), params)
     state = jax.eval_shape(lambda p: init_state(p, optimizer, 0.99), params)
     split = shardings(state, make_mesh(MeshConfig(fsdp=8)))
     of_shards = jax.tree.map(lambda x, s: math.prod(s.shard_shape(x.shape)), state, split)
@@ -192,15 +188,14 @@ def test_the_model_names_dimensions_that_the_table_knows() -> None:
     np.testing.assert_allclose(logits, noted.logits, rtol=0, atol=1e-5)
 
 
-def test_shardings_are_given_for_each_argument_and_the_result() -> None:
+def test_a_result_has_the_sharding_that_is_asked_for() -> None:
     mesh = make_mesh()
-    rows, everywhere = PartitionSpec("data"), PartitionSpec()
+    rows = PartitionSpec("data")
 
     def add(tree: Any, scalar: Any) -> Any:
         return jax.tree.map(lambda x: x + scalar, tree)
 
-    run = compile_function(add, mesh, arguments=[{"a": rows, "b": everywhere}, everywhere])
-    found = run({"a": np.zeros((8, 2)), "b": np.zeros(3)}, np.ones(()))
+    found = compile_function(add, mesh)({"a": np.zeros((8, 2)), "b": np.zeros(3)}, np.ones(()))
     assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(found))
     run = compile_function(add, mesh, result=rows, donate=(0,))
     tree = shard_batch(np.zeros((8, 2)), mesh)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from transformer_jax.config import OptimizerConfig
+from transformer_jax.config import Config, OptimizerConfig
 from transformer_jax.files import json_digest
 from transformer_jax.parallel.mesh import make_mesh, replicate
 from transformer_jax.runs import checkpoint, manifest
@@ -39,7 +39,8 @@ def make_params(scale: float = 1.0) -> dict[str, Any]:
 
 def make_state() -> TrainState:
     """A state after one update, with a moving average that differs from the parameters."""
-    optimizer = make_optimizer(OptimizerConfig(clip_norm=1.0), 64)
+    config = Config(optimizer=OptimizerConfig(clip_norm=1.0))
+    optimizer = make_optimizer(config, make_params())
     state = init_state(make_params(), optimizer, ema=0.9)
     _, opt_state = optimizer.update(make_params(2.0), state.opt_state, state.params)
     return state._replace(step=state.step + 1, opt_state=opt_state, ema=make_params(3.0))

@@ -18,7 +18,6 @@ from transformer_jax.errors import UserError
 from transformer_jax.runs import checkpoint, manifest, run
 from transformer_jax.runs.manifest import FORMAT
 from transformer_jax.runs.run import Run
-from transformer_jax.text.corpus import Corpora
 from transformer_jax.training.reporters import MetricsFile, read_metrics
 from transformer_jax.training.resume import restored
 from transformer_jax.training.setup import Setup, prepare
@@ -36,7 +35,7 @@ def copied(finished: Run, tmp_path: Path) -> Run:
 @pytest.fixture(scope="module")
 def setup(finished: Run) -> Setup:
     """What training needs to continue `finished`."""
-    return prepare(finished.config, finished, Corpora.of(finished.config.data))
+    return prepare(finished.config, finished.tokenizers)
 
 
 def unexpected(found: dict[str, Any]) -> list[dict[str, str]]:
@@ -139,18 +138,18 @@ def test_a_run_that_has_lost_its_checkpoints_says_that_it_starts_anew(
 def test_lost_records_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 2}\n{"step" 4}\n{"step": 6}\n{"step": 8}\n')
-    MetricsFile(path).cut(7, expected=6)
+    MetricsFile(path).cut(7, 7, expected=6)
     assert path.read_bytes() == b'{"step": 2}\n{"step": 6}\n'
     (said,) = caplog.messages
     assert said.startswith(f"{path}: line 2: not JSON")
     caplog.clear()
-    MetricsFile(path).cut(10, expected=10)
+    MetricsFile(path).cut(10, 10, expected=10)
     assert caplog.messages == [f"{path}: records of steps 7 to 10 are lost"]
     caplog.clear()
     path.unlink()
-    MetricsFile(path).cut(1)
+    MetricsFile(path).cut(1, 1)
     assert caplog.messages == []
-    MetricsFile(path).cut(10, expected=10)
+    MetricsFile(path).cut(10, 10, expected=10)
     assert caplog.messages == [f"{path}: records of steps 1 to 10 are lost"]
 
 

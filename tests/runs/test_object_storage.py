@@ -206,7 +206,7 @@ def test_metrics_are_written_anew(folder: epath.Path, bucket: Bucket) -> None:
         return [r["step"] for r in read_metrics(path)] if path.exists() else []
 
     with MetricsFile(folder / "metrics.jsonl") as metrics:
-        metrics.cut(0)
+        metrics.cut(0, 0)
         metrics({"kind": "train", "step": 1})
         metrics({"kind": "message", "step": 1, "text": "not in the file"})
         assert shown() == []
@@ -221,7 +221,7 @@ def test_metrics_are_written_anew(folder: epath.Path, bucket: Bucket) -> None:
         metrics({"kind": "train", "step": 4})
     assert shown() == [1, 2, 3, 4]
     with MetricsFile(folder / "metrics.jsonl") as metrics:
-        metrics.cut(2)
+        metrics.cut(2, 2)
         assert shown() == [1, 2]
         generation = bucket.objects[f"runs/{folder.name}/metrics.jsonl"].generation
         metrics.flush()

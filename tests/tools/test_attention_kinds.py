@@ -84,9 +84,9 @@ def test_speed_is_of_all_kinds_on_the_same_batch(
 ) -> None:
     monkeypatch.setattr(attention_kinds, "SAMPLES", 1)
     run = runs["hard"]
-    setup = prepare(run.config, run)
+    setup = prepare(run.config, run.tokenizers)
     batch = attention_kinds.fullest_batch(setup)
-    _, first, _ = next(setup.loader.batches())
+    first = next(setup.loader.batches()).batch
     assert np.count_nonzero(batch.target_out != PAD) >= np.count_nonzero(first.target_out != PAD)
     configs = {label: run.config for label, run in runs.items()}
     speeds = attention_kinds.speed(setup, configs, batch)
@@ -96,7 +96,7 @@ def test_speed_is_of_all_kinds_on_the_same_batch(
 
 def test_a_baseline_makes_the_gradient_less_noisy(runs: dict[str, Run]) -> None:
     run = runs["hard"]
-    batch = attention_kinds.fullest_batch(prepare(run.config, run))
+    batch = attention_kinds.fullest_batch(prepare(run.config, run.tokenizers))
     found = gradient_noise.compare(run, runs["gumbel"], batch, samples=16)
     assert -7 < found["baseline"] < 0
     assert found["hard"]["variance"] < 0.5 * found["hard, baseline 0"]["variance"]

@@ -16,7 +16,7 @@ from tools.faults import Reference, Setting
 from transformer_jax.config import Config
 from transformer_jax.runs import checkpoint, manifest
 from transformer_jax.runs.run import Run
-from transformer_jax.training.reporters import TensorBoard
+from transformer_jax.training.reporters import MetricsFile, TensorBoard, read_metrics
 from transformer_jax.training.trainer import train
 
 
@@ -83,16 +83,31 @@ def test_differences_are_noticed(finished: Run, tmp_path: Path) -> None:
 
 
 def test_scalars_are_those_that_tensorboard_shows(tmp_path: Path) -> None:
-    def write(first: int, steps: range, name: str) -> None:
-        with TensorBoard(tmp_path) as reporter:
-            reporter({"kind": "message", "step": first, "text": ""})
-            for step in steps:
-                reporter({"kind": "train", "step": step, "loss": step / 2, "minutes": 0.5})
-        next(tmp_path.glob("*.out.*")).rename(tmp_path / name)  # otherwise named by the second
+    """A run is killed after step 8. It continues at step 4, whose evaluation it repeats."""
+    folder = tmp_path / "tensorboard"
 
-    write(0, range(2, 9, 2), "events.1")
-    write(4, range(6, 13, 2), "events.2")
-    assert faults.scalars(tmp_path) == [(step, "loss", step / 2) for step in range(2, 13, 2)]
+    def write(first: int, evaluated: int, steps: range, name: str) -> None:
+        metrics = MetricsFile(tmp_path / "metrics.jsonl")
+        metrics.cut(first, evaluated)
+        with TensorBoard(folder) as board:
+
+            def report(kind: str, step: int, **values: Any) -> None:
+                for reporter in (metrics, board):
+                    reporter({"kind": kind, "step": step, **values})
+
+            report("message", first, text="")
+            for step in steps:
+                if step > first:
+                    report("train", step, loss=step / 2, minutes=0.5)
+                if step == 4:
+                    report("evaluation", step, sets={"dev": {"bleu": 1.5}})
+        next(folder.glob("*.out.*")).rename(folder / name)  # otherwise named by the second
+
+    write(0, 0, range(2, 9, 2), "events.1")
+    write(4, 0, range(4, 13, 2), "events.2")
+    wanted = [(step, "loss", step / 2) for step in range(2, 13, 2)]
+    assert faults.scalars(folder) == sorted([*wanted, (4, "dev/bleu", 1.5)])
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 7
 
 
 def test_broken_promises_are_named() -> None:

@@ -10,7 +10,7 @@ from common import VOCABULARY, build, make_batch, tiny
 
 from tools.layers import stack, stacked_loss
 from transformer_jax.benchmark import results
-from transformer_jax.training.setup import loss_fn
+from transformer_jax.training.step import loss_fn
 
 
 def test_stacked_layers_are_the_same_model() -> None:

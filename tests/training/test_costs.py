@@ -13,7 +13,7 @@ from transformer_jax.flops import count_flops
 from transformer_jax.parallel.devices import find_accelerator
 from transformer_jax.parallel.mesh import make_mesh
 from transformer_jax.training.costs import StepCosts
-from transformer_jax.training.setup import StepSetup, empty_batch, prepare_step, update_fn
+from transformer_jax.training.setup import StepSetup, empty_batch, prepare_step
 
 SHAPES = (Shape(16, 24, 40), Shape(40, 64, 48))
 
@@ -46,26 +46,26 @@ def test_operations_are_those_of_the_step_at_each_shape(name: str) -> None:
     costs = StepCosts(setup)
     for shape in SHAPES if packing else SHAPES[:1]:
         arguments = setup.abstract_state, empty_batch(shape, packing), jax.random.key(0)
-        assert costs.flops(shape) == count_flops(update_fn(alone), *arguments)
+        assert costs.flops(shape) == count_flops(alone.update, *arguments)
 
 
 def test_operations_are_within_a_tenth_of_what_xla_counts() -> None:
-    """XLA also counts the operations outside products, and a loop's body once: there is no loop."""
+    """XLA also counts the operations outside matmuls, and a loop's body once: there is no loop."""
     setup = setup_of(tiny(d_model=128, d_ff=512, max_length=64))
     shape = Shape(8, 24, 32)
     arguments = setup.abstract_state, empty_batch(shape), jax.random.key(0)
-    counted = jax.jit(update_fn(setup)).lower(*arguments).cost_analysis()
+    counted = jax.jit(setup.update).lower(*arguments).cost_analysis()
     assert counted is not None
     assert StepCosts(setup).flops(shape) == pytest.approx(counted["flops"], rel=0.1)
 
 
 def test_rematerialization_keeps_less_and_computes_more() -> None:
     setup, shape = setup_of(tiny(max_length=64)), SHAPES[0]
-    costs, policies = StepCosts(setup), ("none", "products", "layers")
-    none, products, layers = (costs.flops(shape, remat) for remat in policies)
-    assert none == products < layers
-    none, products, layers = (costs.saved_bytes(shape, remat) for remat in policies)
-    assert none > products > layers
+    costs, policies = StepCosts(setup), ("none", "matmuls", "layers")
+    none, matmuls, layers = (costs.flops(shape, remat) for remat in policies)
+    assert none == matmuls < layers
+    none, matmuls, layers = (costs.saved_bytes(shape, remat) for remat in policies)
+    assert none > matmuls > layers
 
 
 def test_accelerators_are_known_by_their_names() -> None:

@@ -1,4 +1,4 @@
-"""A run is the same run on any mesh. Eight devices made of the CPU."""
+"""A run is the same run on any mesh. Eight emulated host devices."""
 
 import itertools
 from dataclasses import replace
@@ -20,6 +20,7 @@ from transformer_jax.runs.run import Run
 from transformer_jax.training import setup, trainer
 from transformer_jax.training.optimizer import make_optimizer
 from transformer_jax.training.reporters import Record, read_metrics
+from transformer_jax.training.step import loss_fn
 from transformer_jax.training.trainer import train
 from transformer_jax.types import Batch
 
@@ -64,7 +65,7 @@ def test_a_run_goes_on_with_other_devices(
     np.testing.assert_allclose(*losses, rtol=1e-5)
     monkeypatch.undo()
     batches = itertools.islice(setup.prepare(tiny_config).loader.batches(0), 12)
-    assert consumed == [sorted(sources(batch)) for _, batch, _ in batches]
+    assert consumed == [sorted(sources(loaded.batch)) for loaded in batches]
 
 
 @pytest.mark.long
@@ -95,12 +96,12 @@ def test_the_initial_state_is_split_as_it_is_planned(tiny_config: Config) -> Non
 @pytest.mark.long
 def test_r_drop_does_not_depend_on_the_mesh(tiny_config: Config) -> None:
     """Both rows of a pair are on one device."""
-    _, batch, _ = next(setup.prepare(tiny_config).loader.batches(0))
+    batch = next(setup.prepare(tiny_config).loader.batches()).batch
 
     def total(mesh: MeshConfig, devices: int) -> Any:
         on = make_mesh(mesh, devices=jax.devices()[:devices])
         model = setup.prepare_step(replace(tiny_config, mesh=mesh), (320, 320), on).model
-        loss, key = jax.jit(setup.loss_fn(model, 0.1, 5.0)), jax.random.key(0)
+        loss, key = jax.jit(loss_fn(model, 0.1, 5.0)), jax.random.key(0)
         params = parameters.shard_tree(jax.jit(model.init)(key, batch)["params"], on)
         return loss(params, shard_batch(batch, on), key, {})[0]
 
@@ -118,12 +119,10 @@ def test_r_drop_does_not_depend_on_the_mesh(tiny_config: Config) -> None:
 )
 def test_muon_does_not_depend_on_the_mesh(tiny_config: Config, mesh: MeshConfig) -> None:
     """Matrices that are split over devices are made orthogonal as wholes."""
-    optimizer = make_optimizer(OptimizerConfig(kind="muon", warmup=1), 16)
-    key = jax.random.key(0)
-    gradient = jax.tree.map(
-        lambda leaf: jax.random.normal(key, leaf.shape),
-        abstract_params(tiny_config.model, 320, 320),
-    )
+    config = replace(tiny_config, optimizer=OptimizerConfig(kind="muon", warmup=1))
+    params, key = abstract_params(config.model, 320, 320), jax.random.key(0)
+    optimizer = make_optimizer(config, params)
+    gradient = jax.tree.map(lambda leaf: jax.random.normal(key, leaf.shape), params)
 
     def update(mesh: MeshConfig, devices: int) -> Any:
         on = make_mesh(mesh, devices=jax.devices()[:devices])

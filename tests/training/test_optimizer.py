@@ -1,4 +1,4 @@
-"""Schedules against their formulas, and the one optax chain."""
+"""Schedules and optimizers against their formulas, and the one optax chain."""
 
 import math
 from typing import Any
@@ -10,10 +10,11 @@ import optax
 import pytest
 from common import build, flat, tiny
 
-from transformer_jax.config import OptimizerConfig
+from transformer_jax.config import Config, OptimizerConfig
 from transformer_jax.errors import UserError
-from transformer_jax.training.optimizer import make_optimizer
+from transformer_jax.training.optimizer import OPTIMIZERS, make_optimizer
 from transformer_jax.training.schedules import learning_rate
+from transformer_jax.training.setup import check_config
 
 WARMUP, END = 40, 200
 
@@ -51,8 +52,8 @@ GRADIENT = {"kernel": jnp.array([[0.6, -0.3]]), "bias": jnp.array([0.2, 0.0])}
 
 def updates(**changes: Any) -> tuple[Any, Any]:
     """The updates of PARAMS for GRADIENT and then for twice that, and the state after both."""
-    config = OptimizerConfig(**({"schedule": "inverse_sqrt", "warmup": WARMUP} | changes))
-    optimizer = make_optimizer(config, 64)
+    options = OptimizerConfig(**({"schedule": "inverse_sqrt", "warmup": WARMUP} | changes))
+    optimizer = make_optimizer(Config(optimizer=options), PARAMS)
     state = optimizer.init(PARAMS)
     first, state = optimizer.update(GRADIENT, state, PARAMS)
     second, state = optimizer.update(jax.tree.map(lambda g: 2 * g, GRADIENT), state, PARAMS)
@@ -94,7 +95,8 @@ def test_weight_decay_is_decoupled() -> None:
 
 def test_weight_decay_leaves_norms_and_biases_alone() -> None:
     _, params = build(tiny(tied="none", positions="learned", output_bias=True, norm="pre"))
-    optimizer = make_optimizer(OptimizerConfig(weight_decay=0.5, warmup=1), 16)
+    config = Config(optimizer=OptimizerConfig(weight_decay=0.5, warmup=1))
+    optimizer = make_optimizer(config, params)
 
     @jax.jit
     def update(params: Any) -> Any:
@@ -119,10 +121,10 @@ def test_muon_makes_the_momentum_of_a_matrix_nearly_orthogonal(
     layer: str, shape: tuple[int, ...], inputs: int
 ) -> None:
     """With the singular vectors of the gradient, and a root mean square near Adam's."""
-    config = OptimizerConfig(kind="muon", schedule="inverse_sqrt", learning_rate=0.5, warmup=1)
-    optimizer = make_optimizer(config, 64)
     gradient = jax.random.normal(jax.random.key(1), shape)
     tree = {layer: {"kernel": gradient}}
+    options = OptimizerConfig(kind="muon", schedule="inverse_sqrt", learning_rate=0.5, warmup=1)
+    optimizer = make_optimizer(Config(optimizer=options), tree)
     updates: Any = optimizer.update(tree, optimizer.init(tree), tree)[0]
     matrix = (math.prod(shape[:inputs]), math.prod(shape[inputs:]))
     u, _, v = np.linalg.svd(np.asarray(gradient).reshape(matrix), full_matrices=False)
@@ -137,7 +139,8 @@ def test_muon_makes_the_momentum_of_a_matrix_nearly_orthogonal(
 
 def test_muon_leaves_embeddings_norms_and_biases_to_adam() -> None:
     _, params = build(tiny(tied="none", positions="learned", output_bias=True, norm="pre"))
-    state = jax.eval_shape(make_optimizer(OptimizerConfig(kind="muon"), 16).init, params)
+    optimizer = make_optimizer(Config(optimizer=OptimizerConfig(kind="muon")), params)
+    state = jax.eval_shape(optimizer.init, params)
     paths = [
         jax.tree_util.keystr(path, simple=True, separator="/")
         for path, _ in jax.tree_util.tree_leaves_with_path(state)
@@ -157,4 +160,25 @@ def test_muon_leaves_embeddings_norms_and_biases_to_adam() -> None:
 )
 def test_schedules_that_cannot_be_made_are_refused(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        make_optimizer(OptimizerConfig(schedule=name), 16)
+        make_optimizer(Config(optimizer=OptimizerConfig(schedule=name)), PARAMS)
+
+
+def test_an_optimizer_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is chosen by name, and follows the schedule; a name that is unknown is refused."""
+    options = OptimizerConfig(kind="sgd", schedule="inverse_sqrt", learning_rate=0.5, warmup=1)
+    config = Config(optimizer=options)
+    unknown = r"optimizer\.kind='sgd': unknown; known: adam, muon; one of your own needs --import"
+    with pytest.raises(UserError, match=unknown):
+        make_optimizer(config, PARAMS)
+    with pytest.raises(UserError, match=unknown):
+        check_config(config)
+    monkeypatch.setitem(OPTIMIZERS, "sgd", lambda config, rate, params: optax.sgd(rate))
+    check_config(config)
+    optimizer = make_optimizer(config, PARAMS)
+    state, updates = optimizer.init(PARAMS), list[Any]()
+    for _ in range(2):
+        update, state = optimizer.update(GRADIENT, state, PARAMS)
+        updates.append(update)
+    for update, rate in zip(updates, (0.5, 0.5 / 2**0.5), strict=True):
+        for name, gradient in GRADIENT.items():
+            np.testing.assert_allclose(update[name], -rate * gradient, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Plans are those of the compiled programs. Eight devices made of the CPU."""
+"""Plans are those of the compiled programs. Eight emulated host devices."""
 
 from dataclasses import replace
 from functools import cache
@@ -105,7 +105,7 @@ def test_microbatches_follow_from_the_devices() -> None:
     wanted = {1: (14, 182), 8: (2, 192), 64: (1, 192)}
     for devices, (count, rows) in wanted.items():
         made = planner(MeshConfig(), devices, optimizer=options)
-        assert (made.setup.accumulate, made.shape(SHAPE).rows) == (count, rows)
+        assert (made.setup.microbatches, made.shape(SHAPE).rows) == (count, rows)
     few = planner(MeshConfig(), 8, optimizer=OptimizerConfig(accumulate=2))
     made = planner(MeshConfig(), 8, optimizer=options)
     assert made.memory(SHAPE) == few.memory(SHAPE)
@@ -150,7 +150,7 @@ def test_remedies_are_configs_that_train() -> None:
     assert halved[:-1] == [remedy.option for remedy in remedies(alone, shapes, limit)]
 
 
-def test_devices_made_of_a_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulated_devices_share_the_memory_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Including the limit of a container, which `usable_host_memory` respects."""
     monkeypatch.setattr(planning, "usable_host_memory", lambda: 6400)
     assert device_memory(planner(DATA).setup.mesh) == 800

@@ -15,7 +15,8 @@ from transformer_jax.config import Config
 from transformer_jax.text import corpus, files
 from transformer_jax.text.corpus import Corpora
 from transformer_jax.training.losses import symmetric_divergence
-from transformer_jax.training.setup import loss_fn, prepare
+from transformer_jax.training.setup import set_up
+from transformer_jax.training.step import loss_fn
 
 
 def test_a_corpus_is_hashed_once_and_dev_text_is_read_once(
@@ -33,7 +34,7 @@ def test_a_corpus_is_hashed_once_and_dev_text_is_read_once(
     config = dataclasses.replace(tiny_config, data=data)
     corpora = Corpora.of(data)
     corpora.digests()
-    prepare(config, None, corpora)
+    set_up(config, corpora=corpora)
     source, target = data.dev[0].split(",")
     assert calls["read_lines", source] == calls["read_lines", target] == 1
     hashed = {path: count for (name, path), count in calls.items() if name == "text_digest"}

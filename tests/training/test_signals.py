@@ -16,7 +16,7 @@ from training_process import WHILE_SAVING, assert_same, begin, wait_for
 
 from transformer_jax.config import Config
 from transformer_jax.runs import checkpoint, run
-from transformer_jax.training import setup, signals
+from transformer_jax.training import signals
 from transformer_jax.training.trainer import train
 
 needs_main_thread = pytest.mark.skipif(
@@ -25,29 +25,29 @@ needs_main_thread = pytest.mark.skipif(
 )
 
 
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
 @pytest.fixture
-def stuck_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A function (n): the n-th compilation from now on sends SIGTERM to this process, and lasts
-    until the end of the test, or, if nobody gives it up, for 100 seconds and fails the test."""
-    released, count, compile = threading.Event(), [0], jax.stages.Lowered.compile
-    given_up: list[bool] = []
+def signal_while(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A function (name, n): SIGTERM arrives at the end of the n-th compilation of this program."""
+    listeners: list[Any] = []
 
-    def stuck(n: int) -> None:
-        def compile_or_wait(self: Any, *arguments: Any) -> Any:
-            count[0] += 1
-            if count[0] == n:
-                os.kill(os.getpid(), signal.SIGTERM)
-                given_up.append(released.wait(100))
-            return compile(self, *arguments)
+    def arrange(name: str, n: int = 1) -> None:
+        count = [0]
 
-        monkeypatch.setattr(jax.stages.Lowered, "compile", compile_or_wait)
+        def listen(event: str, duration_secs: float, **about: Any) -> None:
+            if event == COMPILED and about.get("fun_name") == f"jit({name})":
+                count[0] += 1
+                if count[0] == n:
+                    os.kill(os.getpid(), signal.SIGTERM)
 
-    yield stuck
-    released.set()
-    for thread in threading.enumerate():
-        if thread.name == "compile":
-            thread.join()
-    assert all(given_up)
+        listeners.append(listen)
+        jax.monitoring.register_event_duration_secs_listener(listen)
+
+    yield arrange
+    for listener in listeners:
+        jax.monitoring.unregister_event_duration_listener(listener)
 
 
 @needs_main_thread
@@ -87,96 +87,75 @@ def test_two_signals_that_python_sees_at_once_are_a_single_request() -> None:
 
 @needs_main_thread
 @pytest.mark.parametrize(
-    ("n", "shapes", "saved"),
+    ("program", "n", "shapes", "saved"),
     [
-        pytest.param(1, 1, None, id="initial state"),
-        pytest.param(2, 1, [], id="first step"),
-        pytest.param(3, 1, [6], id="development loss", marks=pytest.mark.long),
-        pytest.param(4, 1, [6], id="translation", marks=pytest.mark.long),
-        pytest.param(3, 2, [3], id="step of another shape", marks=pytest.mark.long),
+        pytest.param("init", 1, 1, [], id="initial state"),
+        pytest.param("train_step", 1, 1, [1], id="first step"),
+        pytest.param("step", 1, 1, [6], id="development loss", marks=pytest.mark.long),
+        pytest.param("start", 1, 1, [6], id="translation", marks=pytest.mark.long),
+        pytest.param("train_step", 2, 2, [4], id="step of another shape", marks=pytest.mark.long),
     ],
 )
-def test_a_signal_stops_compilation_at_once(
+def test_a_signal_waits_for_the_program_that_is_compiled(
+    program: str,
     n: int,
     shapes: int,
-    saved: list[int] | None,
-    stuck_at: Any,
+    saved: list[int],
+    signal_while: Any,
     tiny_config: Config,
     finished: run.Run,
     tmp_path: Path,
 ) -> None:
-    """It saves the steps that are not saved, and nothing where there is none."""
+    """And for no other: a step that was compiled runs, an evaluation is given up. All steps are
+    saved, and the run goes on as if nothing had happened."""
     config = replace(
         tiny_config,
         data=replace(tiny_config.data, shapes=shapes),
         train=replace(tiny_config.train, save_every=100),
     )
-    stuck_at(n)
+    signal_while(program, n)
     with pytest.raises(SystemExit) as caught:
         train(config, tmp_path / "r")
     assert caught.value.code == 143
-    assert (tmp_path / "r").exists() == (saved is not None)
-    steps = checkpoint.steps(tmp_path / "r" / "checkpoints")
-    assert steps == (saved or [])
-    if n > 2:
-        whole = finished if shapes == 1 else train(config, tmp_path / "whole")
-        assert_same(train(config, tmp_path / "r"), whole)
-
-
-@needs_main_thread
-def test_a_signal_stops_tracing_at_once(
-    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Python code, which runs until it is given up, as compilation does."""
-    released, given_up = threading.Event(), []
-
-    def stuck(*arguments: Any) -> Any:
-        def loss(*_: Any) -> Any:
-            os.kill(os.getpid(), signal.SIGTERM)
-            given_up.append(released.wait(100))
-            raise ValueError
-
-        return loss
-
-    monkeypatch.setattr(setup, "loss_fn", stuck)
-    with pytest.raises(SystemExit) as caught:
-        train(tiny_config, tmp_path / "r")
-    assert caught.value.code == 143
-    released.set()
-    for thread in threading.enumerate():
-        if thread.name == "compile":
-            thread.join()
-    assert given_up == [True]
+    assert checkpoint.steps(tmp_path / "r" / "checkpoints") == saved
+    if saved == [6]:
+        assert checkpoint.progress(tmp_path / "r" / "checkpoints", 6)["evaluated"] == 0
+    whole = finished if shapes == 1 else train(config, tmp_path / "whole")
+    assert_same(train(config, tmp_path / "r"), whole)
 
 
 WHILE_COMPILING = """
 import os, pathlib, jax
-compile = jax.stages.Lowered.compile
-def say(self, *arguments):
-    while "train_step" in self.as_text()[:200]:
+def compile(event, _, **about):
+    if about.get("fun_name") == "jit(PROGRAM)" and "backend_compile" in event:
         pathlib.Path(os.environ["NOW"]).touch()
-        compile(self, *arguments)
-    return compile(self, *arguments)
-jax.stages.Lowered.compile = say
+        for n in range(10_000):
+            jax.jit(lambda x: jax.lax.fori_loop(0, n, lambda _, y: y @ y, x)).lower(
+                jax.ShapeDtypeStruct((64, 64), "float32")
+            ).compile()
+jax.monitoring.register_event_duration_secs_listener(compile)
 """
-"""Makes a file once XLA compiles the training step, which it does again and again."""
+"""Makes a file once XLA compiles a program, which then takes minutes."""
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_process_ends_while_xla_compiles(
-    number: signal.Signals, tiny_config: Config, tmp_path: Path
+def test_a_second_signal_ends_the_process_while_it_compiles(
+    number: signal.Signals, tiny_config: Config, finished: run.Run, tmp_path: Path
 ) -> None:
-    """XLA itself goes on, and would crash if Python cleaned up."""
-    deep = replace(tiny_config, model=replace(tiny_config.model, layers=6))
-    process, there = begin(deep, tmp_path / "r", program=WHILE_COMPILING)
+    """A step that was due is saved before the programs of an evaluation are compiled."""
+    often = replace(tiny_config, train=replace(tiny_config.train, save_every=6))
+    program = WHILE_COMPILING.replace("PROGRAM", "step")
+    process, there = begin(often, tmp_path / "r", program=program)
     wait_for(there, process)
-    time.sleep(1)
     process.send_signal(number)
-    _, error = process.communicate(timeout=100)
-    assert process.returncode == 128 + number
-    assert f"step 0: stopped by {number.name}; the same command continues" in error
-    assert checkpoint.steps(tmp_path / "r" / "checkpoints") == []
+    with pytest.raises(subprocess.TimeoutExpired):  # the first one waits for the program
+        process.wait(3)
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    assert process.returncode == -number
+    assert checkpoint.steps(tmp_path / "r" / "checkpoints") == [6]
+    assert_same(train(tiny_config, tmp_path / "r"), finished)
 
 
 @pytest.mark.long
@@ -234,8 +213,8 @@ def test_a_signal_to_every_process_is_a_single_request(tiny_config: Config, tmp_
 
 
 @pytest.mark.long
-def test_processes_end_together_while_xla_compiles(tiny_config: Config, tmp_path: Path) -> None:
-    """Or trace, before the first step."""
+def test_processes_end_together_after_a_compilation(tiny_config: Config, tmp_path: Path) -> None:
+    """The signal arrives while they compile or trace the first step."""
     deep = replace(tiny_config, model=replace(tiny_config.model, layers=6))
     process, _ = begin(deep, tmp_path / "r", "--processes=2")
     wait_for(tmp_path / "r/checkpoints", process)
@@ -243,4 +222,5 @@ def test_processes_end_together_while_xla_compiles(tiny_config: Config, tmp_path
     process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=100)
     assert process.returncode == 143
-    assert "step 0: stopped by SIGTERM" in error
+    last = checkpoint.steps(tmp_path / "r" / "checkpoints")[-1]
+    assert f"step {last}: stopped by SIGTERM" in error

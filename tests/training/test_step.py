@@ -11,7 +11,7 @@ import pytest
 from common import VOCABULARY, build, loss_of, make_batch, tiny
 from jaxtyping import Array
 
-from transformer_jax.config import OptimizerConfig
+from transformer_jax.config import Config, OptimizerConfig
 from transformer_jax.special_ids import PAD
 from transformer_jax.training.optimizer import make_optimizer
 from transformer_jax.training.step import (
@@ -92,7 +92,8 @@ def test_microbatches_must_divide_the_rows() -> None:
 
 
 def test_batch_without_tokens_changes_nothing() -> None:
-    optimizer = make_optimizer(OptimizerConfig(warmup=1, clip_norm=1.0), 16)
+    config = Config(optimizer=OptimizerConfig(warmup=1, clip_norm=1.0))
+    optimizer = make_optimizer(config, {"weight": jnp.zeros(VOCABULARY)})
     empty = make_batch([(0, 0), (0, 0)])
     run = partial(train_step, loss=toy_loss, optimizer=optimizer)
     after, metrics = run(toy_state(optimizer), empty, KEY)
@@ -109,8 +110,8 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_step(wrong: str) -> N
         )
         return total, LossSums(jnp.array(4), {"reward": Mean(total, jnp.array(1.0))})
 
-    optimizer = make_optimizer(OptimizerConfig(), 16)
     params = {"w": jnp.array([1.0, -2.0])}
+    optimizer = make_optimizer(Config(), params)
     state = init_state(params, optimizer, 0.9, {"reward": jnp.array(0.5)})
     step = jax.jit(partial(train_step, loss=loss, optimizer=optimizer, ema=0.9))
     after, metrics = step(state, make_batch([(3, 2)]), jax.random.key(0))
@@ -171,8 +172,8 @@ def test_reduce_comes_before_the_division() -> None:
 @pytest.mark.optimised
 def test_training_learns_and_resumes_to_the_bit() -> None:
     model, params = build(tiny(dropout=0.1, attention_dropout=0.1, ffn_dropout=0.1))
-    config = OptimizerConfig(schedule="inverse_sqrt", learning_rate=0.02, warmup=5, clip_norm=1.0)
-    optimizer = make_optimizer(config, 16)
+    options = OptimizerConfig(schedule="inverse_sqrt", learning_rate=0.02, warmup=5, clip_norm=1.0)
+    optimizer = make_optimizer(Config(optimizer=options), params)
     run = jax.jit(
         partial(train_step, loss=loss_of(model), optimizer=optimizer, accumulate=2, ema=0.9)
     )

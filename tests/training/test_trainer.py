@@ -37,7 +37,7 @@ from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.training import setup, trainer
 from transformer_jax.training.planning import compile_training_step
 from transformer_jax.training.reporters import MetricsFile, read_metrics
-from transformer_jax.training.setup import empty_batch, loss_fn, prepare
+from transformer_jax.training.setup import empty_batch, loss_fn, prepare, set_up
 from transformer_jax.training.signals import StopRequest
 from transformer_jax.training.trainer import Trainer, train
 from transformer_jax.types import Batch
@@ -251,7 +251,7 @@ def test_metrics_hold_any_text(tmp_path: Path) -> None:
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 2
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 3')  # cut short by a crash
-    metrics.cut(1)
+    metrics.cut(1, 1)
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1]
 
 
@@ -416,15 +416,15 @@ def test_weights_of_another_run_do_not_replace_those_saved_meanwhile(
         raise RuntimeError
 
     def save_first(*arguments: Any) -> setup.Setup:
-        monkeypatch.setattr(trainer, "prepare", prepare)
+        monkeypatch.setattr(trainer, "set_up", set_up)
         train(short, tmp_path / "r", init_from=finished.folder)
-        return prepare(*arguments)
+        return set_up(*arguments)
 
     begin = partial(train, tiny_config, init_from=finished.folder)
     short = replace(tiny_config, train=replace(tiny_config.train, steps=4))
     with pytest.raises(RuntimeError):
         begin(tmp_path / "r", reporters=[kill])
-    monkeypatch.setattr(trainer, "prepare", save_first)
+    monkeypatch.setattr(trainer, "set_up", save_first)
     assert same(begin(tmp_path / "r"), begin(tmp_path / "whole"), 12)
 
 
@@ -541,13 +541,14 @@ def test_a_deterministic_run_asks_the_compiler_for_it(
     (dev,) = setup.dev.values()
     (shape,) = setup.loader.full_shapes()
     with Checkpoints(tmp_path / "checkpoints", 1) as checkpoints:
-        trainer = Trainer(setup, finished, checkpoints, (), StopRequest(), lambda: None)
+        metrics = MetricsFile(tmp_path / "metrics.jsonl")
+        trainer = Trainer(setup, finished, checkpoints, metrics, (), StopRequest())
     step = trainer.update.lower(setup.abstract_state, empty_batch(shape), jax.random.key(0))
     compilations: list[Callable[[], Any]] = [
         step.compile,
         lambda: compile_training_step(setup, shape),
-        lambda: trainer.dev_loss(params, dev.examples),
-        lambda: trainer.translator.with_params(params)(["red old"]),
+        lambda: trainer.dev_scores.loss(params, dev.examples),
+        lambda: trainer.dev_scores.translator.with_params(params)(["red old"]),
     ]
     for compilation in compilations:
         with pytest.raises(RuntimeError, match="No such compile option: 'xla_no_such_option'"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,9 +12,10 @@ import jax
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Inspect
 from transformer_jax.cli.common import load_user_code
-from transformer_jax.config import DATA_PARALLEL, Config, to_json
+from transformer_jax.config import Config, to_json
 from transformer_jax.data.buckets import Shape
-from transformer_jax.data.order import LATEST, describe_mixture
+from transformer_jax.data.loader import Loader
+from transformer_jax.data.order import describe_mixture
 from transformer_jax.errors import UserError, printable
 from transformer_jax.models.make import count_parameters
 from transformer_jax.parallel.mesh import topology_devices
@@ -29,7 +29,7 @@ from transformer_jax.training.planning import (
     mesh_maker,
     remedies,
 )
-from transformer_jax.training.setup import check_config, prepare
+from transformer_jax.training.setup import check_config, load_data
 
 
 def run(options: Inspect, arguments: ConfigArguments) -> None:
@@ -37,8 +37,8 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
 
     Of a config alone nothing is printed before its data are found to be good.
     """
-    known = None if options.run is None else runs.load(options.run)
-    config = arguments.resolve(None if known is None else known.config)
+    trained = None if options.run is None else runs.load(options.run)
+    config = arguments.resolve(None if trained is None else trained.config)
     load_user_code(options, config)  # programs are not cached: their compilation is timed
     config = config if options.topology is None else for_other_devices(config)
     devices = _devices(options)
@@ -46,27 +46,25 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
     check_config(config, number)
     if options.compile and config.execution.executor == "pmap":
         raise UserError("--compile: needs execution.executor=jit, not pmap")
-    if known is not None:
+    if trained is not None:
         _print_config(config)
-        steps = checkpoint.steps(known.checkpoints)
+        steps = checkpoint.steps(trained.checkpoints)
         print(f"checkpoints {', '.join(map(str, steps)) or 'none'}")
-        _print_sizes(config, known.tokenizers)
-    order = LATEST if known is None else known.order
-    rows = replace(config.optimizer, accumulate=1, microbatch_tokens=None)  # the planner's matter
-    setup = prepare(replace(config, mesh=DATA_PARALLEL, optimizer=rows), known, order=order)
-    if known is None:
+        _print_sizes(config, trained.tokenizers)
+    data = load_data(config, None if trained is None else trained.tokenizers)
+    loader = Loader(data.examples, config)
+    if trained is None:
         _print_config(config)
-        _print_sizes(config, setup.tokenizers)
-    print(f"corpus      {setup.examples.report}")
-    for line in describe_mixture(setup.examples.sizes, config.data):
+        _print_sizes(config, data.tokenizers)
+    print(f"corpus      {data.examples.report}")
+    for line in describe_mixture(data.examples.sizes, config.data):
         print(f"            {printable(line)}")
-    for name, dev in setup.dev.items():
+    for name, dev in data.dev.items():
         print(f"            {printable(name)}: {dev.examples.report}")
-    loader = setup.loader
     filled = f"{loader.non_padding_fraction:.1%} of slots filled"
     print(f"batches     {loader.batches_per_epoch:,} an epoch, {filled}")
-    sizes = setup.tokenizers.source.size, setup.tokenizers.target.size
-    _print_plan(Planner(config, sizes, mesh_maker(devices)), loader.shapes, options.compile)
+    planner = Planner(config, data.tokenizers.sizes, mesh_maker(devices))
+    _print_plan(planner, loader.shapes, options.compile)
 
 
 def _devices(options: Inspect) -> int | list[Any] | None:
@@ -137,6 +135,6 @@ def _print_config(config: Config) -> None:
 
 
 def _print_sizes(config: Config, tokenizers: Tokenizers) -> None:
-    sizes = tokenizers.source.size, tokenizers.target.size
-    print(f"vocabulary  {sizes[0]:,} source, {sizes[1]:,} target ids")
-    print(f"parameters  {count_parameters(config.model, *sizes):,}")
+    source, target = tokenizers.sizes
+    print(f"vocabulary  {source:,} source, {target:,} target ids")
+    print(f"parameters  {count_parameters(config.model, source, target):,}")

@@ -17,14 +17,14 @@ from typing import NamedTuple, TypeVar, cast
 import numpy as np
 from jaxtyping import Int, Int32
 
-from transformer_jax.config import DataConfig
+from transformer_jax.config import Config
 from transformer_jax.data.buckets import ROWS_MULTIPLE, Plan, Shape, choose_shapes, group
 from transformer_jax.data.dataset import Examples
 from transformer_jax.data.lengths import Lengths
-from transformer_jax.data.order import LATEST, batch_order, make_order
+from transformer_jax.data.order import batch_order, make_order
 from transformer_jax.data.packing import pack, packed_shape
 from transformer_jax.data.ragged import Ragged
-from transformer_jax.special_ids import BOS, PAD
+from transformer_jax.special_ids import PAD
 from transformer_jax.types import Batch
 
 CHUNK = 65_536
@@ -34,21 +34,45 @@ _BITS = 20
 Item = TypeVar("Item")
 
 
+class Shard(NamedTuple):
+    """The part of each batch that this process makes; by default all of it."""
+
+    devices: int = 1
+    """Empty rows are added up to a multiple of it."""
+    parts: tuple[Sequence[int], int] = ((0,), 1)
+    """The indices of the parts of a batch's rows that are made here, ascending, and the number of
+    all parts."""
+    process: tuple[int, int] = (0, 1)
+    """Index and number of processes. Each one samples its slice of the pairs of a chunk."""
+    gather: Callable[[np.ndarray], np.ndarray] = lambda array: array
+    """Returns the arrays of all processes, one after the other. It is called in the thread that
+    takes batches."""
+
+
+WHOLE = Shard()
+
+
 class Loaded(NamedTuple):
     """A batch, or this process's part of it."""
 
-    after: int  # position of the next batch
     batch: Batch
+    after: int  # position of the next batch
+    epoch: int  # of the next batch
+    name: str  # its place in the data, all numbers from 0
     drawn: tuple[int, ...]  # pairs of the whole batch from each corpus
 
 
 class _Read(NamedTuple):
-    """What a process has read of a chunk: with sampling, its share of the pairs."""
+    """What a process has read of a chunk: with sampling, its slice of the pairs."""
 
-    chunk: int
     examples: Examples
     pairs: Int[np.ndarray, " Q"]  # indices in `examples`
     corpora: Int[np.ndarray, " P"]  # of all pairs of the chunk
+
+    @property
+    def lengths(self) -> Int32[np.ndarray, "Q 2"]:
+        """The number of tokens of source and target of each pair."""
+        return self.examples.lengths_of(self.pairs)
 
 
 class _Planned(NamedTuple):
@@ -60,60 +84,27 @@ class _Planned(NamedTuple):
 
 
 class Loader:
-    """Endless training batches: a function of (examples, config, seed) and the position.
+    """Endless training batches: a function of (examples, config) and the position.
 
-    sampling: as in `TokenizerConfig`; 0 disables it. order: version of the order of the pairs.
-    devices: empty rows are added up to a multiple of it. parts: (own, count); the rows of a batch
-    are split into `count` parts, of which this process makes those with the indices `own`, in
-    ascending order. share: (index, count); each process samples its slice of the pairs of a chunk.
-    gather: returns the arrays of all these processes, one after the other; is called in the thread
-    that takes batches.
-    UserError: `config.batch_tokens` or `config.packed_length` cannot hold the longest pair.
+    UserError: `data.batch_tokens` or `data.packed_length` cannot hold the longest pair.
     """
 
-    def __init__(
-        self,
-        examples: Examples,
-        config: DataConfig,
-        seed: int,
-        *,
-        sampling: float = 0.0,
-        order: int = LATEST,
-        decoder_start_id: int = BOS,
-        devices: int = 1,
-        parts: tuple[Sequence[int], int] = ((0,), 1),
-        share: tuple[int, int] = (0, 1),
-        gather: Callable[[np.ndarray], np.ndarray] = lambda array: array,
-    ) -> None:
-        self.examples, self.seed, self.sampling = examples, seed, sampling
-        self.packing, self.devices, self._parts = config.packing, devices, parts
-        self._share, self._gather = share, gather
-        self._order = make_order(examples.sizes or [len(examples)], config, seed, order)
-        self._ends = np.cumsum(examples.sizes)  # of the corpora
+    def __init__(self, examples: Examples, config: Config, shard: Shard = WHOLE) -> None:
+        self.examples, self._config, self._shard = examples, config, shard
+        sizes = examples.sizes or (len(examples),)
+        self._corpora = len(sizes)
+        self._order = make_order(sizes, config.data, config.train.seed)
         self.chunks = -(-self._order.epoch // CHUNK)  # in an epoch
-        self._limits = examples.lengths.longest()
-        self._make_batch = partial(
-            make_batch, packed=config.packing, decoder_start_id=decoder_start_id
-        )
-        first = self._exchanged(self._read(0))
-        first_lengths = first.examples.lengths_of(first.pairs)
-        lengths = examples.lengths
-        if sampling:
-            # The first chunk stands for all; the longest pair must fit with its own ids.
-            lengths = Lengths.of(np.concatenate([first_lengths, self._limits[None]]))
-        if config.packing:
-            longest = int(self._limits.max())
-            self.shapes = (packed_shape(longest, config.batch_tokens, config.packed_length),)
-        else:
-            self.shapes = choose_shapes(lengths, config.batch_tokens, config.shapes)
-        plans = self._plan(first_lengths, 0)
+        first = _gathered(self._read(0), config, shard)  # its lengths stand for those of all
+        self.shapes = _shapes(examples, config, first.lengths)
+        plans = _plan(first.lengths, self.shapes, config, 0)
+        self._first = _taken(first, plans, shard, self._corpora)
         slots = sum(plan.shape.rows * (plan.shape.source + plan.shape.target) for plan in plans)
-        self.non_padding_fraction = float(first_lengths.sum()) / slots
+        self.non_padding_fraction = float(first.lengths.sum()) / slots
         """The fraction of slots that hold tokens, over both sides, in the first chunk."""
-        self.batches_per_epoch = -(-len(plans) * self._order.epoch // len(first_lengths))
+        self.batches_per_epoch = -(-len(plans) * self._order.epoch // len(first.pairs))
         """The number of batches in an epoch, estimated from the first chunk. Exact where an epoch
         is one chunk and nothing is sampled."""
-        self._first = self._own(first, plans)
 
     def batches(self, position: int = 0) -> Generator[Loaded, None, None]:
         """Yields the batches from `position` on, without end.
@@ -122,106 +113,125 @@ class Loader:
         and make two batches ahead. They end when the generator is closed.
         """
         chunk, start = position >> _BITS, position & ((1 << _BITS) - 1)
-        for examples, plans, drawn in self._chunks(chunk):
-            batches = prefetch(map(partial(self._make_batch, examples), plans[start:]))
-            for i, batch in enumerate(batches, start + 1):
-                after = chunk << _BITS | i if i < len(plans) else (chunk + 1) << _BITS
-                yield Loaded(after, batch, drawn[i - 1])
+        packed, start_id = self._config.data.packing, self._config.model.decoder_start_id
+        make = partial(make_batch, packed=packed, decoder_start_id=start_id)
+        for examples, plans, drawn in self._planned(chunk):
+            epoch, number = divmod(chunk, self.chunks)
+            batches = prefetch(map(partial(make, examples), plans[start:]))
+            for i, batch in enumerate(batches, start):
+                name = f"epoch {epoch}, chunk {number}, batch {i}"
+                after = (chunk << _BITS) + i + 1 if i + 1 < len(plans) else (chunk + 1) << _BITS
+                yield Loaded(batch, after, self.epoch(after), name, drawn[i])
             chunk, start = chunk + 1, 0
 
     def full_shapes(self) -> list[Shape]:
-        """Returns the shapes of the batches, with the empty rows that `devices` adds."""
-        return [shape.padded(self.devices) for shape in self.shapes]
+        """Returns the shapes of the batches, with the empty rows that the devices need."""
+        return [shape.padded(self._shard.devices) for shape in self.shapes]
 
     def epoch(self, position: int) -> int:
         """Returns the epoch that `position` is in, from 0."""
         return (position >> _BITS) // self.chunks
 
-    def describe(self, position: int) -> str:
-        """Returns the name of the batch at `position`, all numbers from 0."""
-        epoch, chunk = divmod(position >> _BITS, self.chunks)
-        return f"epoch {epoch}, chunk {chunk}, batch {position & ((1 << _BITS) - 1)}"
+    def _planned(self, first: int) -> Iterator[_Planned]:
+        """Yields this process's pairs and batches of each chunk from `first` on."""
+        config, shard = self._config, self._shard
 
-    def _chunks(self, chunk: int) -> Iterator[_Planned]:
-        """Yields this process's pairs and batches of each chunk from `chunk` on."""
-        # The loader keeps the first chunk.
-        read = (self._read(number) if number else None for number in itertools.count(chunk))
-        if self.sampling and self._share[1] > 1:
-            return map(self._planned, prefetch(read, 1))  # `gather` is called in this thread
-        return prefetch(map(self._planned, read), 1)
+        def plan(chunk: int, read: _Read | None) -> _Planned:
+            if read is None:
+                return self._first
+            whole = _gathered(read, config, shard)
+            plans = _plan(whole.lengths, self.shapes, config, chunk)
+            return _taken(whole, plans, shard, self._corpora)
+
+        # The loader keeps what it has planned of the first chunk.
+        read = ((i, self._read(i) if i else None) for i in itertools.count(first))
+        if config.tokenizer.sampling and shard.process[1] > 1:
+            return itertools.starmap(plan, prefetch(read, 1))  # `gather` is called in this thread
+        return prefetch(itertools.starmap(plan, read), 1)
 
     def _read(self, chunk: int) -> _Read:
         """Returns what this process reads of a chunk."""
         epoch, index = divmod(chunk, self.chunks)
         bounds = (min(i * CHUNK, self._order.epoch) for i in (index, index + 1))
         drawn = self._order.draw(chunk, *(epoch * self._order.epoch + bound for bound in bounds))
-        corpora = np.searchsorted(self._ends, drawn.pairs, side="right")
-        if not self.sampling:
-            return _Read(chunk, self.examples, drawn.pairs, corpora)
-        pairs, passes = (np.array_split(each, self._share[1])[self._share[0]] for each in drawn)
-        sampled = self.examples.sample(pairs, self.sampling, self.seed, passes, self._limits)
-        return _Read(chunk, sampled, np.arange(len(pairs)), corpora)
-
-    def _exchanged(self, read: _Read) -> _Read:
-        """Returns the whole chunk.
-
-        The sampled ids are gathered, since that takes much less time than to sample again those of
-        this process's rows, which are known only after the plan.
-        """
-        if not self.sampling:
-            return read
-        source, target = (
-            Ragged.of_lengths(self._gather(side.ids), self._gather(side.lengths()))
-            for side in (read.examples.source, read.examples.target)
-        )
-        examples = read.examples.with_ids(source, target)
-        return read._replace(examples=examples, pairs=np.arange(len(examples)))
-
-    def _planned(self, read: _Read | None) -> _Planned:
-        """Returns this process's pairs and batches of a chunk; None: the first one."""
-        if read is None:
-            return self._first
-        whole = self._exchanged(read)
-        return self._own(whole, self._plan(whole.examples.lengths_of(whole.pairs), whole.chunk))
-
-    def _plan(self, lengths: Int[np.ndarray, "P 2"], chunk: int) -> list[Plan]:
-        """Returns the batches of a chunk in the order of their use, which is random."""
-        plans = pack(lengths, self.shapes[0]) if self.packing else group(lengths, self.shapes)
-        return [plans[i] for i in batch_order(len(plans), self.seed, chunk)]
-
-    def _own(self, whole: _Read, plans: list[Plan]) -> _Planned:
-        """Returns the pairs in this process's rows, in memory, and its part of the batches."""
-        count = max(len(self._ends), 1)
-        drawn = [np.bincount(whole.corpora[plan.pairs], minlength=count) for plan in plans]
-        plans = [take_rows(plan, self.devices, self._parts) for plan in plans]
-        pairs = np.concatenate([plan.pairs for plan in plans])
-        ends = np.cumsum([len(plan.pairs) for plan in plans]).tolist()
-        plans = [
-            plan._replace(pairs=np.arange(end - len(plan.pairs), end))
-            for plan, end in zip(plans, ends, strict=True)
-        ]
-        examples = whole.examples.take(whole.pairs[pairs])
-        return _Planned(examples, plans, [tuple(each.tolist()) for each in drawn])
+        corpora = np.searchsorted(np.cumsum(self.examples.sizes), drawn.pairs, side="right")
+        sampling, seed = self._config.tokenizer.sampling, self._config.train.seed
+        if not sampling:
+            return _Read(self.examples, drawn.pairs, corpora)
+        process, count = self._shard.process
+        pairs, passes = (np.array_split(each, count)[process] for each in drawn)
+        limits = self.examples.lengths.longest()
+        sampled = self.examples.sample(pairs, sampling, seed, passes, limits)
+        return _Read(sampled, np.arange(len(pairs)), corpora)
 
 
-def evaluation_batches(
-    examples: Examples,
-    config: DataConfig,
-    *,
-    decoder_start_id: int = BOS,
-    devices: int = 1,
-    parts: tuple[Sequence[int], int] = ((0,), 1),
-) -> Iterator[Batch]:
-    """Yields every pair once, neither shuffled nor packed, in at most `config.shapes` shapes.
+def _gathered(read: _Read, config: Config, shard: Shard) -> _Read:
+    """Returns the whole chunk.
 
-    The shapes are chosen for these examples. Batches exceed `config.batch_tokens` where the longest
+    The sampled ids are gathered, since that takes much less time than to sample again those of this
+    process's rows, which are known only after the plan.
+    """
+    if not config.tokenizer.sampling:
+        return read
+    source, target = (
+        Ragged.of_lengths(shard.gather(side.ids), shard.gather(side.lengths()))
+        for side in (read.examples.source, read.examples.target)
+    )
+    examples = read.examples.with_ids(source, target)
+    return read._replace(examples=examples, pairs=np.arange(len(examples)))
+
+
+def _shapes(examples: Examples, config: Config, first: Int[np.ndarray, "P 2"]) -> tuple[Shape, ...]:
+    """Returns the shapes of all batches.
+
+    first: the lengths in the first chunk. UserError: as `Loader`.
+    """
+    options, lengths, longest = config.data, examples.lengths, examples.lengths.longest()
+    if options.packing:
+        return (packed_shape(int(longest.max()), options.batch_tokens, options.packed_length),)
+    if config.tokenizer.sampling:  # the longest pair must fit with its ids as they are
+        lengths = Lengths.of(np.concatenate([first, longest[None]]))
+    return choose_shapes(lengths, options.batch_tokens, options.shapes)
+
+
+def _plan(
+    lengths: Int[np.ndarray, "P 2"], shapes: tuple[Shape, ...], config: Config, chunk: int
+) -> list[Plan]:
+    """Returns the batches of a chunk in the order of their use, which is random."""
+    plans = pack(lengths, shapes[0]) if config.data.packing else group(lengths, shapes)
+    return [plans[i] for i in batch_order(len(plans), config.train.seed, chunk)]
+
+
+def _taken(whole: _Read, plans: list[Plan], shard: Shard, corpora: int) -> _Planned:
+    """Returns the pairs in this process's rows, in memory, and its part of the batches.
+
+    corpora: their number.
+    """
+    drawn = [np.bincount(whole.corpora[plan.pairs], minlength=corpora) for plan in plans]
+    plans = [take_rows(plan, shard) for plan in plans]
+    # The pairs are copied in the order of their use, so that those of a batch are a range of them.
+    pairs = np.concatenate([plan.pairs for plan in plans])
+    ends = np.cumsum([len(plan.pairs) for plan in plans]).tolist()
+    plans = [
+        plan._replace(pairs=np.arange(end - len(plan.pairs), end))
+        for plan, end in zip(plans, ends, strict=True)
+    ]
+    examples = whole.examples.take(whole.pairs[pairs])
+    return _Planned(examples, plans, [tuple(each.tolist()) for each in drawn])
+
+
+def evaluation_batches(examples: Examples, config: Config, shard: Shard = WHOLE) -> Iterator[Batch]:
+    """Yields every pair once, neither shuffled nor packed, in at most `data.shapes` shapes.
+
+    The shapes are chosen for these examples. Batches exceed `data.batch_tokens` where the longest
     pairs would not fit otherwise.
     """
-    batch_tokens = max(config.batch_tokens, ROWS_MULTIPLE * int(examples.lengths.longest().max()))
-    shapes = choose_shapes(examples.lengths, batch_tokens, config.shapes)
+    options, start_id = config.data, config.model.decoder_start_id
+    batch_tokens = max(options.batch_tokens, ROWS_MULTIPLE * int(examples.lengths.longest().max()))
+    shapes = choose_shapes(examples.lengths, batch_tokens, options.shapes)
     for plan in group(examples.lengths_of(np.arange(len(examples))), shapes):
-        own = take_rows(plan, devices, parts)
-        yield make_batch(examples, own, packed=False, decoder_start_id=decoder_start_id)
+        part = take_rows(plan, shard)
+        yield make_batch(examples, part, packed=False, decoder_start_id=start_id)
 
 
 def prefetch(iterator: Iterator[Item], size: int = 2) -> Generator[Item, None, None]:
@@ -241,21 +251,19 @@ def prefetch(iterator: Iterator[Item], size: int = 2) -> Generator[Item, None, N
         pool.shutdown(cancel_futures=True)
 
 
-def take_rows(plan: Plan, devices: int, parts: tuple[Sequence[int], int]) -> Plan:
-    """Returns the part of a batch that this process makes: some of its rows.
-
-    devices: empty rows are added up to a multiple of it. parts: as in `Loader`.
-    """
-    own, count = parts
-    height = plan.shape.padded(devices).rows // count
+def take_rows(plan: Plan, shard: Shard) -> Plan:
+    """Returns the part of a batch that this process makes: some of its rows."""
+    local, count = shard.parts
+    height = plan.shape.padded(shard.devices).rows // count  # rows of a part
     part, row = np.divmod(plan.rows, height)
-    kept = np.isin(part, own)
+    here = np.isin(part, local)
     return Plan(
-        plan.shape._replace(rows=height * len(own)),
-        plan.pairs[kept],
-        np.searchsorted(own, part[kept]) * height + row[kept],
-        plan.starts[kept],
-        plan.segments[kept],
+        plan.shape._replace(rows=height * len(local)),
+        plan.pairs[here],
+        # The parts that are made here follow each other, whatever lies between them elsewhere.
+        np.searchsorted(local, part[here]) * height + row[here],
+        plan.starts[here],
+        plan.segments[here],
     )
 
 

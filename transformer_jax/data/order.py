@@ -21,7 +21,7 @@ from jaxtyping import Int, Int64, UInt64
 from transformer_jax.config import DataConfig
 from transformer_jax.errors import UserError
 
-LATEST = 2
+VERSION = 2
 """The version of this order, which run cards name."""
 
 _BLOCK = 256
@@ -58,13 +58,8 @@ class Order:
         return Drawn(pairs[order], passes[order])
 
 
-def make_order(sizes: Sequence[int], config: DataConfig, seed: int, version: int) -> Order:
-    """Returns the order of a version for corpora with these numbers of pairs.
-
-    UserError: the version is another one.
-    """
-    if version != LATEST:
-        raise UserError(f"order={version}: this version draws pairs in order {LATEST}")
+def make_order(sizes: Sequence[int], config: DataConfig, seed: int) -> Order:
+    """Returns the order for corpora with these numbers of pairs."""
     shares = shares_of(sizes, config)
     if shares is None:
         return Order([sum(sizes)], [Fraction(1)], seed)

@@ -316,8 +316,8 @@ class Decoder(_Stack):
 
 def rematerialized(layer: type[LayerType], remat: str) -> type[LayerType]:
     """Returns the class of layers, of whose activations the backward pass keeps the inputs only
-    (remat="layers"), the results of matmuls besides (products), or all (none)."""
-    policies = {"layers": None, "products": jax.checkpoint_policies.dots_saveable}
+    (remat="layers"), the results of matmuls besides (matmuls), or all (none)."""
+    policies = {"layers": None, "matmuls": jax.checkpoint_policies.dots_saveable}
     return layer if remat == "none" else nn.remat(layer, policy=policies[remat])
 
 

@@ -27,13 +27,11 @@ def make_model(
     remat: str = "none",
     shards: int = 1,
 ) -> Model:
-    """Returns the model that `config` describes: a `Classifier` if it has labels.
+    """Returns the model that `config`, which `check_model` has accepted, describes: a `Classifier`
+    if it has labels.
 
     remat: as in `ExecutionConfig`. shards: as in `Model`.
-
-    UserError: a kind, score or kernel is unknown, or does not support what the config needs.
     """
-    check_model(config, kernel)
     model = Transformer if config.labels is None else Classifier
     return model(config, source_vocabulary, target_vocabulary, kernel, constrain, remat, shards)
 
@@ -52,7 +50,11 @@ def abstract_model(
 
 
 def abstract_params(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> Params:
-    """Returns the tree of the stored parameters, with shapes and types in place of arrays."""
+    """Returns the tree of the stored parameters, with shapes and types in place of arrays.
+
+    UserError: as `check_model`; the config may be that of a run which is loaded.
+    """
+    check_model(config)
     params = abstract_model(config, source_vocabulary, target_vocabulary)[1]
     return jax.eval_shape(quantize, params) if config.weights == "int8" else params
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.models.parameter_paths import input_dimensions, map_with_paths
 from transformer_jax.types import HostOrDeviceArray, Params
 
 
@@ -22,12 +23,12 @@ class Quantized:
 
 
 def quantize(params: Params) -> Params:
-    """Returns the parameters with `Quantized` matrices of products and embeddings.
+    """Returns the parameters with `Quantized` matrices of matmuls, embeddings among them.
 
     Each is rounded to the nearest of 255 values; the largest of a channel is exact. A channel is an
     output of a projection, or the embedding of an id.
     """
-    return jax.tree_util.tree_map_with_path(_quantize, params)
+    return map_with_paths(_quantize, params)
 
 
 def dequantize(params: Params) -> Params:
@@ -39,14 +40,9 @@ def dequantize(params: Params) -> Params:
     )
 
 
-def _quantize(path: Any, array: Any) -> Any:
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
-    if not name.endswith(("kernel", "embedding", "output")):
+def _quantize(path: str, array: Any) -> Any:
+    if (inputs := input_dimensions(path, array.ndim)) is None:
         return array
-    if name.endswith("kernel"):
-        inputs = tuple(range(array.ndim - 1)) if name.endswith("out/kernel") else (0,)
-    else:
-        inputs = (1,)
     largest = jnp.max(jnp.abs(array), axis=inputs, keepdims=True)
     scales = jnp.where(largest > 0, largest / 127, 1.0)
     return Quantized(jnp.round(array / scales).astype(jnp.int8), scales)

@@ -31,7 +31,7 @@ def collectives(compiled: Any) -> dict[str, Exchange]:
     into several with the same channel, which are counted once, too, and computes a reduce-scatter
     as a fusion around an all-reduce.
     """
-    found: dict[tuple[str, str], list[int]] = {}
+    arrays_of: dict[tuple[str, str], list[int]] = {}
     results: dict[str, str] = {}
     scatters = False
     for line in compiled.as_text().splitlines():
@@ -51,11 +51,11 @@ def collectives(compiled: Any) -> dict[str, Exchange]:
             sizes = [max(sizes)]  # the result also names operands and what the device waits for
         channel = None if kind == "collective-permute" else _CHANNEL.search(rest)
         key = "reduce-scatter" if scatters else kind, channel[1] if channel else name
-        found[key] = max(found.get(key, []), sizes, key=sum)
+        arrays_of[key] = max(arrays_of.get(key, []), sizes, key=sum)
     return {
         kind: Exchange(sum(map(len, sizes)), sum(map(sum, sizes)))
         for kind in KINDS
-        if (sizes := [arrays for (each, _), arrays in found.items() if each == kind])
+        if (sizes := [arrays for (each, _), arrays in arrays_of.items() if each == kind])
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transformer_jax.parallel.mesh import DATA, data_parallel_size, replicate
+from transformer_jax.parallel.parameters import partition_tree
 
 REPLICATED = PartitionSpec()
 
@@ -26,63 +27,50 @@ def compile_function(
     function: Callable[..., Any],
     mesh: Mesh,
     *,
-    arguments: Sequence[Any] | None = None,
     result: Any = REPLICATED,
     donate: tuple[int, ...] = (),
     options: dict[str, str] | None = None,
 ) -> Any:
     """Returns `function`, compiled with `jit` to run over the mesh on global arrays.
 
-    arguments: for each argument a tree of `PartitionSpec`s, or a prefix of one; None: the shardings
-    that the arguments have. result: the same for the result; None: what the compiler chooses.
-    donate: indices of the arguments whose memory is reused. options: XLA's, for this function.
+    result: a tree of `PartitionSpec`s for the result, or a prefix of one; None: what the compiler
+    chooses. donate: indices of the arguments whose memory is reused. options: XLA's, for this
+    function.
     """
-
-    def placed(specs: Any) -> Any:
-        return jax.tree.map(partial(NamedSharding, mesh), specs, is_leaf=_is_spec)
-
-    compiled = partial(
-        jax.jit,
-        function,
-        out_shardings=placed(result),
-        donate_argnums=donate,
-        compiler_options=options,
+    placed = jax.tree.map(
+        partial(NamedSharding, mesh), result, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
     )
-    if arguments is None:
-        return compiled()
-    return compiled(in_shardings=tuple(map(placed, arguments)))
+    return jax.jit(function, out_shardings=placed, donate_argnums=donate, compiler_options=options)
 
 
 def compile_step(
     step: Callable[..., Any],
     mesh: Mesh,
-    executor: str = "jit",
+    state: Any = None,
     *,
-    result: Any = REPLICATED,
-    donate: bool = False,
+    executor: str = "jit",
     deterministic: bool = False,
 ) -> Any:
     """Returns `step(state, batch, *keys, reduce=...)`, compiled to run over the mesh.
 
-    With `jit`, the arrays are global and have any sharding, `reduce` is the identity, and the
-    result is split as the `PartitionSpec`s of `result` say. With `pmap`, state, keys and result are
-    replicated, each device sees its own rows of the batch, and `reduce` sums over devices. donate:
-    whether the memory of the state is reused. deterministic: with `jit`, as in `ExecutionConfig`.
+    state: what a training step updates, or its shapes: the step returns a pair whose first part is
+    the new state, split over the mesh by `partition_tree`, in the memory of the old one. None: the
+    whole result is replicated, and the arguments are kept.
+
+    With `jit`, the arrays are global and have any sharding, and `reduce` is the identity. With
+    `pmap`, everything but the batch is replicated, each device sees its own rows, and `reduce` sums
+    over devices. deterministic: with `jit`, as in `ExecutionConfig`.
     """
+    donate = () if state is None else (0,)
     if executor == "pmap":
         return _pmap(step, mesh, donate)
+    result = REPLICATED if state is None else (partition_tree(state, mesh), REPLICATED)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     options = (KEEP_BARRIERS if on_cpu else {}) | (DETERMINISTIC if deterministic else {})
-    return compile_function(
-        step, mesh, result=result, donate=(0,) if donate else (), options=options
-    )
+    return compile_function(step, mesh, result=result, donate=donate, options=options)
 
 
-def _is_spec(leaf: Any) -> bool:
-    return isinstance(leaf, PartitionSpec)
-
-
-def _pmap(step: Callable[..., Any], mesh: Mesh, donate: bool) -> Callable[..., Any]:
+def _pmap(step: Callable[..., Any], mesh: Mesh, donate: tuple[int, ...]) -> Callable[..., Any]:
     devices = list(mesh.devices.flat)
 
     def local(state: Any, batch: Any, keys: Any) -> Any:
@@ -95,7 +83,7 @@ def _pmap(step: Callable[..., Any], mesh: Mesh, donate: bool) -> Callable[..., A
         in_axes=(None, 0, None),
         out_axes=None,
         devices=devices,
-        donate_argnums=(0,) if donate else (),
+        donate_argnums=donate,
     )
 
     def run(state: Any, batch: Any, *keys: jax.Array) -> Any:

@@ -19,7 +19,9 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jaxtyping import Array
 
 from transformer_jax.config import DATA_PARALLEL, Config, MeshConfig
+from transformer_jax.data.loader import Shard
 from transformer_jax.errors import UserError
+from transformer_jax.parallel.processes import gather, this_process
 from transformer_jax.types import Constrain, unconstrained
 
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
@@ -66,13 +68,13 @@ def topology_devices(name: str) -> list[Any]:
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # which asks a server of Google's cloud
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=name)
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=name)
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"topology {name}: {str(error).splitlines()[0]}; name a slice such as v5e:2x4, and "
             "install the compiler with pip install 'transformer-jax[tpu]'"
         ) from error
-    return list(found.devices)
+    return list(topology.devices)
 
 
 def mesh_shape(config: MeshConfig, devices: int) -> tuple[int, int, int]:
@@ -101,7 +103,7 @@ def mesh_shape(config: MeshConfig, devices: int) -> tuple[int, int, int]:
 
 
 def check_mesh(config: Config, vocabularies: Sequence[int] = ()) -> None:
-    """Checks that the mesh can split the model. `vocabularies` are numbers of ids, if known.
+    """Checks that the mesh can split the model, and vocabularies of these numbers of ids.
 
     UserError: it cannot; the message names the field.
     """
@@ -117,10 +119,15 @@ def check_mesh(config: Config, vocabularies: Sequence[int] = ()) -> None:
     for name, size in sizes.items():
         if size % tensor:
             raise UserError(f"mesh.tensor={tensor}: must divide {name}={size}")
-    for size in vocabularies:
-        if size % tensor:
+    check_vocabularies(config.mesh, vocabularies)
+
+
+def check_vocabularies(config: MeshConfig, sizes: Sequence[int]) -> None:
+    """Checks that the mesh can split vocabularies of these numbers of ids. UserError: it cannot."""
+    for size in sizes:
+        if size % config.tensor:
             raise UserError(
-                f"mesh.tensor={tensor}: must divide the {size} ids of the vocabulary "
+                f"mesh.tensor={config.tensor}: must divide the {size} ids of the vocabulary "
                 f"(tokenizer.vocabulary)"
             )
 
@@ -137,8 +144,16 @@ def local_rows(mesh: Mesh) -> tuple[list[int], int]:
     """
     groups = mesh.devices.reshape(data_parallel_size(mesh), -1)
     here = jax.process_index()
-    own = [i for i, group in enumerate(groups) if any(d.process_index == here for d in group)]
-    return own, len(groups)
+    local = [i for i, group in enumerate(groups) if any(d.process_index == here for d in group)]
+    return local, len(groups)
+
+
+def local_shard(mesh: Mesh, microbatches: int = 1) -> Shard:
+    """Returns which part of each batch this process makes, for `Loader`.
+
+    microbatches: their number in a step; each has rows for all devices.
+    """
+    return Shard(data_parallel_size(mesh) * microbatches, local_rows(mesh), this_process(), gather)
 
 
 def describe(mesh: AnyMesh) -> str:
@@ -182,9 +197,9 @@ def shard_batch(batch: Any, mesh: Mesh) -> Any:
 
 def take_local_rows(batch: Any, mesh: Mesh) -> Any:
     """Returns the rows of a whole batch that this process holds, for `shard_batch`."""
-    own, count = local_rows(mesh)
+    local, count = local_rows(mesh)
 
     def take(x: Any) -> Any:
-        return x.reshape(count, -1, *x.shape[1:])[own].reshape(-1, *x.shape[1:])
+        return x.reshape(count, -1, *x.shape[1:])[local].reshape(-1, *x.shape[1:])
 
     return jax.tree.map(take, batch)

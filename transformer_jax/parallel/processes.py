@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,6 +34,9 @@ HEARTBEAT_TIMEOUT = 30
 
 LEAVE_TIMEOUT = 5
 """Seconds that a process which fails waits for the others to end, too."""
+
+MEETING_SECONDS = 2
+"""Seconds of training between two steps at which processes exchange values."""
 
 Item = TypeVar("Item")
 
@@ -163,8 +167,8 @@ def stream(items: Iterable[Item]) -> Iterator[Item]:
 
     The other processes do not read `items`.
     """
-    own = iter(items)
-    while (item := broadcast(next(own, None) if is_coordinator() else None)) is not None:
+    iterator = iter(items)
+    while (item := broadcast(next(iterator, None) if is_coordinator() else None)) is not None:
         yield item
 
 
@@ -224,6 +228,32 @@ def maximum(value: int) -> int:
     if jax.process_count() == 1:
         return value
     return int(np.max(multihost_utils.process_allgather(np.int32(value))))
+
+
+class Meetings:
+    """Chooses the steps at which processes exchange values: each one if there is one process, else
+    one about every `MEETING_SECONDS`, since the devices wait meanwhile."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._last: tuple[int, float] | None = None  # the last step chosen, and its time
+
+    def due(self, step: int) -> bool:
+        """Returns whether `step`, which comes after those asked before, is chosen.
+
+        All processes return the same: they have agreed on the slowest pace at the last such step.
+        """
+        if jax.process_count() == 1:
+            return True
+        if step < self._next:
+            return False
+        before, self._last = self._last, (step, time.monotonic())
+        self._next = step + 1
+        if before is not None:
+            steps, seconds = (now - then for now, then in zip(self._last, before, strict=True))
+            pace = maximum(round(1000 * seconds / steps))  # milliseconds a step
+            self._next = step + max(1, 1000 * MEETING_SECONDS // max(pace, 1))
+        return True
 
 
 def require_same_everywhere(config: Config, facts: dict[str, str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 from etils import epath
 
 from transformer_jax.config import Config, from_json, to_json
-from transformer_jax.data.order import LATEST
+from transformer_jax.data.order import VERSION
 from transformer_jax.errors import UserError
 from transformer_jax.files import parse_json
 from transformer_jax.runs import run
@@ -30,11 +30,6 @@ class Card:
     name: str  # FILE or FILE#ROW
     config: Config
     provenance: dict[str, Any]  # as in `Run`
-
-    @property
-    def order(self) -> int:
-        """The version of the order in which training draws pairs."""
-        return self.provenance["order"]
 
     def require_versions(self) -> None:
         """Checks that the software is that of the card. UserError: some has another version."""
@@ -132,8 +127,8 @@ def _find(stored: Any, row: str) -> dict[str, Any]:
 def _check(config: Config, provenance: dict[str, Any]) -> None:
     """UserError: a part of the provenance that is read is missing, damaged or of another order."""
     order, digests = provenance.get("order"), provenance.get("data_digests")
-    if type(order) is int and order != LATEST:
-        raise UserError(f"provenance.order={order}: this version reads {LATEST}")
+    if type(order) is int and order != VERSION:
+        raise UserError(f"provenance.order={order}: this version reads {VERSION}")
     start = provenance.get("init_from", {"run": ""})
     intact = {
         "order": type(order) is int,

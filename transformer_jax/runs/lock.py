@@ -19,14 +19,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, write_whole
-from transformer_jax.parallel.processes import end_now
+from transformer_jax.parallel.processes import end_now, is_coordinator, share_errors
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +39,21 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 @contextmanager
 def locked(folder: AnyPath) -> Iterator[None]:
-    """Holds the lock of a run. Makes its folder, and deletes it again if it is empty in the end.
+    """Holds the lock of a run in process 0. Makes its folder, and deletes it again if it is empty
+    in the end.
 
-    UserError: another process holds it; the message names its machine and when it began.
+    UserError, in all processes: another training holds it; the message names its machine and when
+    it began.
     """
+    with ExitStack() as stack:
+        with share_errors():
+            if is_coordinator():
+                stack.enter_context(_locked(folder))
+        yield
+
+
+@contextmanager
+def _locked(folder: AnyPath) -> Iterator[None]:
     if not isinstance(folder, Path):
         with _beating(folder):
             yield

@@ -24,7 +24,6 @@ from typing import Any
 from etils import epath
 
 from transformer_jax.config import DATA_PARALLEL, Config, from_json, to_json
-from transformer_jax.data.order import LATEST
 from transformer_jax.errors import UserError
 from transformer_jax.files import (
     AnyPath,
@@ -69,11 +68,6 @@ class Run:
     config: Config
     tokenizers: Tokenizers
     provenance: dict[str, Any]  # versions of software and order, devices, digests of the data
-
-    @property
-    def order(self) -> int:
-        """The version of the order in which training draws pairs."""
-        return self.provenance.get("order", LATEST)
 
     @property
     def checkpoints(self) -> AnyPath:

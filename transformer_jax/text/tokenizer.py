@@ -145,6 +145,11 @@ class Tokenizers(NamedTuple):
     source: Tokenizer
     target: Tokenizer
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The numbers of source and target ids."""
+        return self.source.size, self.target.size
+
 
 def train(pairs: Iterable[tuple[str, str]], config: TokenizerConfig, seed: int = 0) -> Tokenizers:
     """Trains the tokenizers of `config` on `pairs`, or reads the models that `config` names.

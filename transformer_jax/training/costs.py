@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from jax.extend.core import Var
 from transformer_jax.data.buckets import Shape
 from transformer_jax.flops import count_products
 from transformer_jax.parallel.devices import find_accelerator
-from transformer_jax.training.setup import Setup, StepSetup, empty_batch, loss_fn
+from transformer_jax.training.setup import Setup, StepSetup, empty_batch
 from transformer_jax.types import Batch, Size, unconstrained
 
 
@@ -24,9 +25,9 @@ class StepCosts:
     """What a training step costs, as a function of the shape of its batch.
 
     The step is traced once, with symbolic sizes, or once for each shape where the model compares
-    sizes. Attention is that of the kernel `reference`, whose operations are known: it computes the
-    scores of all pairs of positions, as is usual where the utilization of devices is reported. The
-    costs do not depend on how `setup` is executed; remat is as in `ExecutionConfig`.
+    sizes. Attention is that of the kernel `reference`, whose operations can be counted: it computes
+    the scores of all pairs of positions, as is usual where the utilization of devices is reported.
+    The costs do not depend on how `setup` is executed; remat is as in `ExecutionConfig`.
     """
 
     def __init__(self, setup: StepSetup) -> None:
@@ -44,7 +45,7 @@ class StepCosts:
         return _evaluate(sizes[0], shape), _evaluate(sizes[1], shape)
 
     def flops(self, shape: Shape, remat: str = "none") -> int:
-        """Returns the operations of the matrix products of a step, over all devices.
+        """Returns the operations of the matmuls of a step, over all devices.
 
         With `remat`, those that are computed twice count twice.
         """
@@ -57,18 +58,18 @@ class StepCosts:
         return saved + (whole - saved) // self._layers
 
 
-def ideal_seconds_fn(setup: Setup) -> Callable[[Batch], float] | None:
-    """Returns a function (batch) -> the seconds that the products of a step take at the peak of all
-    devices; None: the peak is not known.
+def ideal_seconds_fn(setup: Setup) -> Callable[[Batch], float]:
+    """Returns a function (batch) -> the seconds that the matmuls of a step take at the peak of all
+    devices; 0 if the peak is unknown.
 
     Divided by the seconds that the step takes, they are the model FLOPs utilization (Chowdhery et
     al. 2022, appendix B), which does not count what is rematerialized.
     """
     execution = setup.config.execution
-    known = find_accelerator(setup.mesh.devices.flat[0].device_kind)
-    tflops = execution.peak_tflops or (known.tflops if known else None)
+    accelerator = find_accelerator(setup.mesh.devices.flat[0].device_kind)
+    tflops = execution.peak_tflops or (accelerator.tflops if accelerator else None)
     if tflops is None:
-        return None
+        return lambda batch: 0.0
     peak, costs = tflops * 1e12 * setup.mesh.size, StepCosts(setup)
     flops = cache(costs.flops)
 
@@ -80,13 +81,11 @@ def ideal_seconds_fn(setup: Setup) -> Callable[[Batch], float] | None:
 
 
 def _trace(setup: StepSetup, remat: str, shape: Shape | None) -> tuple[Size, Size]:
-    """Returns the operations of the products, and the bytes kept for the backward pass, of batches
+    """Returns the operations of the matmuls, and the bytes kept for the backward pass, of batches
     of a shape; None: of any shape, as functions of its sizes."""
-    config = setup.config
+    config, state = setup.config, setup.abstract_state
     alone = {"kernel": "reference", "constrain": unconstrained, "shards": 1}
-    model = setup.model.clone(**alone, remat=remat)
-    loss = loss_fn(model, config.optimizer.label_smoothing, config.optimizer.r_drop)
-    state = setup.abstract_state
+    loss = replace(setup, model=setup.model.clone(**alone, remat=remat)).loss
 
     def traced(params: Any, batch: Batch, key: Any, averages: Any) -> Any:
         _, backward, _ = jax.vjp(

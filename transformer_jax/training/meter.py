@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-import optax
 
+from transformer_jax.config import Config
+from transformer_jax.data.loader import Loaded
+from transformer_jax.errors import UserError
 from transformer_jax.special_ids import PAD
-from transformer_jax.training.divergence import describe_skip, diverged, is_finite
+from transformer_jax.training.schedules import learning_rate
 from transformer_jax.training.step import Metrics
 from transformer_jax.types import Batch
-
-
-class Origin(NamedTuple):
-    """Where a batch comes from."""
-
-    name: str = ""  # its place in the data, for messages
-    epoch: int = 0  # of the batch after it
-    drawn: Sequence[int] = ()  # number of pairs from each corpus
 
 
 @dataclass
@@ -43,33 +39,33 @@ class Sums:
 
 
 class Meter:
-    """Sums the metrics of steps by name and emits their means every `log_every` steps.
+    """Sums the metrics of steps by name and reports their means every `train.log_every` steps.
 
     A step's metrics are fetched while the next one runs, so that the device never waits.
-    seconds, share: training time of the run in earlier processes, and the fraction of training that
-    they have done. sums: those that they have left. emit: called with the step and named values.
-    say: called with a step that is skipped, since its loss or gradient is not finite, and a text.
-    max_skipped: number of such steps in a row that ends training.
+    batches_per_epoch: about as many as `train.epochs` has. report: called with "train", the step
+    and named values, or with "message", a step that is skipped and its text. step, seconds, sums:
+    the last step of earlier processes, the training time of the run in them, and what they have
+    summed since the last record.
     """
 
     def __init__(
         self,
-        learning_rate: optax.Schedule,
-        log_every: int,
-        seconds: float,
-        share: float,
-        sums: Sums,
-        emit: Callable[..., None],
-        say: Callable[[int, str], None],
-        max_skipped: int,
+        config: Config,
+        batches_per_epoch: int,
+        report: Callable[..., None],
+        step: int = 0,
+        seconds: float = 0.0,
+        sums: Sums | None = None,
     ) -> None:
-        self._learning_rate, self._log_every, self._emit = learning_rate, log_every, emit
-        self._say, self._max_skipped = say, max_skipped
-        self._began, self._earlier, self._first_share = time.monotonic(), seconds, share
+        self._config, self._batches_per_epoch, self._report = config, batches_per_epoch, report
+        self._learning_rate = learning_rate(config.optimizer, config.model.d_model)
+        self._began = self._since = time.monotonic()
+        self._earlier = seconds
         self._compiling = 0.0  # seconds, in this process
         self._compiled: set[tuple[int, ...]] = set()
-        self._pending: tuple[int, Metrics, Batch, Origin, float] | None = None
-        self._since, self._sums = time.monotonic(), sums
+        self._pending: tuple[int, Metrics, Loaded, float] | None = None
+        self._sums = sums or Sums()
+        self._first_share = self._share(step, seconds)
 
     def sums(self) -> Sums:
         """Returns the sums since the last record."""
@@ -79,14 +75,28 @@ class Meter:
         """Returns the training time of the run in seconds, over all of its processes."""
         return self._earlier + self._elapsed()
 
-    def seconds_left(self, share: float) -> float | None:
-        """Estimates the remaining seconds, with a fraction `share` of training done; None: unknown.
+    def progress(self, step: int) -> tuple[float, float | None]:
+        """Returns the fraction of training that is done, and the seconds that are left, if known.
 
         The estimate is the pace of this process, without the time that compilation took, since it
         does not recur.
         """
+        share = self._share(step, self.seconds())
         done = share - self._first_share
-        return None if done <= 0 else (self._elapsed() - self._compiling) * (1 - share) / done
+        if done <= 0:
+            return share, None
+        return share, (self._elapsed() - self._compiling) * (1 - share) / done
+
+    def _share(self, step: int, seconds: float) -> float:
+        """Returns the fraction of training that is done, by the limit that comes first."""
+        limits = self._config.train
+        steps = limits.epochs * self._batches_per_epoch if limits.epochs else 0
+        shares = [
+            step / limits.steps if limits.steps else 0,
+            step / steps if steps else 0,
+            seconds / (60 * limits.minutes) if limits.minutes else 0,
+        ]
+        return min(float(max(shares)), 1.0)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._began
@@ -101,36 +111,29 @@ class Meter:
             self._compiled.add(shape)
             self._compiling += time.monotonic() - began
 
-    def add(
-        self,
-        step: int,
-        metrics: Metrics,
-        batch: Batch,
-        origin: Origin,
-        ideal: float = 0.0,
-    ) -> None:
+    def add(self, step: int, metrics: Metrics, loaded: Loaded, ideal: float = 0.0) -> None:
         """Settles the previous step, and keeps the metrics of the one just dispatched.
 
-        ideal: seconds that the step's products take at the peak of the devices; 0: not known.
+        ideal: seconds that the step's matmuls take at the peak of the devices; 0: unknown.
         """
         self.settle()
-        self._pending = step, metrics, batch, origin, ideal
+        self._pending = step, metrics, loaded, ideal
 
     def settle(self) -> None:
         """Waits for the last step and adds its metrics. UserError: training has diverged."""
         if self._pending is None:
             return
-        (step, metrics, batch, origin, ideal), self._pending = self._pending, None
+        (step, metrics, loaded, ideal), self._pending = self._pending, None
         # Waiting can be interrupted; fetching cannot.
         values = {k: float(v) for k, v in jax.device_get(jax.block_until_ready(metrics)).items()}
-        before = self._sums.drawn or [0] * len(origin.drawn)
-        self._sums.drawn = [a + b for a, b in zip(before, origin.drawn, strict=True)]
-        if is_finite(values):
-            self._add(values, batch, ideal)
+        before = self._sums.drawn or [0] * len(loaded.drawn)
+        self._sums.drawn = [a + b for a, b in zip(before, loaded.drawn, strict=True)]
+        if math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]):
+            self._add(values, loaded.batch, ideal)
         else:
-            self._skip(step, values, batch, origin.name)
-        if step % self._log_every == 0 and self._sums.steps:
-            self._record(step, origin.epoch)
+            self._skip(step, values, loaded)
+        if step % self._config.train.log_every == 0 and self._sums.steps:
+            self._record(step, loaded.epoch)
 
     def _add(self, values: dict[str, float], batch: Batch, ideal: float) -> None:
         sums = self._sums
@@ -142,15 +145,26 @@ class Meter:
         sums.used += sum(int(np.sum(ids != PAD)) for ids in (batch.target_out, batch.source))
         sums.slots += np.size(batch.target_out) + np.size(batch.source)
 
-    def _skip(self, step: int, values: dict[str, float], batch: Batch, where: str) -> None:
-        """Counts a step that has not updated. UserError: there are too many in a row."""
+    def _skip(self, step: int, values: dict[str, float], loaded: Loaded) -> None:
+        """Counts a step that has not updated, since its loss or gradient is not finite.
+
+        UserError: there are `train.max_skipped` of them in a row.
+        """
         sums = self._sums
         sums.skipped, sums.skipped_in_row = sums.skipped + 1, sums.skipped_in_row + 1
-        rows, length = np.shape(batch.source)
-        name = f"{where}, {rows}x{length}x{np.shape(batch.target_out)[1]}"
-        if sums.skipped_in_row >= self._max_skipped:
-            raise diverged(step, values, name, sums.skipped_in_row, self._rate(step + 1))
-        self._say(step, describe_skip(step, values, name, sums.skipped_in_row))
+        rows, length = np.shape(loaded.batch.source)
+        text = (
+            f"step {step}: loss={values['loss']} with gradient norm {values['grad_norm']} in "
+            f"{loaded.name}, {rows}x{length}x{np.shape(loaded.batch.target_out)[1]}: skipped, "
+            f"{sums.skipped_in_row} in a row"
+        )
+        if sums.skipped_in_row >= self._config.train.max_skipped:
+            raise UserError(
+                f"{text} (train.max_skipped), with learning rate {self._rate(step + 1):.3g}: "
+                "training has diverged; lower optimizer.learning_rate, raise optimizer.warmup or "
+                "set optimizer.clip_norm"
+            )
+        self._report("message", step, text=text)
 
     def _rate(self, step: int) -> float:
         """Returns the learning rate of a step that updates: its schedule counts updates."""
@@ -158,20 +172,30 @@ class Meter:
 
     def _record(self, step: int, epoch: int) -> None:
         sums, elapsed = self._sums, self._sum_seconds()
-        means = {name: total / sums.steps for name, total in sums.metrics.items()}
-        del means["tokens"]
-        self._emit(
+        share, left = self.progress(step)
+        values: dict[str, Any] = {name: x / sums.steps for name, x in sums.metrics.items()}
+        del values["tokens"]
+        if sums.ideal:
+            values["mfu"] = sums.ideal / elapsed
+        if sums.skipped:
+            values["skipped"] = sums.skipped
+        if len(names := self._config.data.train) > 1:
+            pairs: Counter[str] = Counter()
+            for name, count in zip(names, sums.drawn, strict=True):
+                pairs[name] += count  # a corpus may be named twice
+            values["pairs"] = dict(pairs)
+        self._report(
+            "train",
             step,
+            done=share,
+            seconds_left=left,
             epoch=epoch,
-            **means,
+            **values,
             lr=self._rate(step),
             tokens_per_s=sums.metrics["tokens"] / elapsed,
             target_tokens=sums.target_tokens,
-            **({"mfu": sums.ideal / elapsed} if sums.ideal else {}),
             padding=1 - sums.used / sums.slots,
-            **({"skipped": sums.skipped} if sums.skipped else {}),
             minutes=self.seconds() / 60,
-            drawn=sums.drawn,
         )
         self._since = time.monotonic()
         carried = {"target_tokens", "skipped", "skipped_in_row"}

@@ -1,16 +1,23 @@
-"""Builds the optimizer, an Optax chain."""
+"""Builds the optimizer, an Optax chain. To add one, write its builder and its entry in
+`OPTIMIZERS`."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
-import jax
 import optax
 from optax.contrib import MuonDimensionNumbers
 
-from transformer_jax.config import OptimizerConfig
+from transformer_jax.config import OR_YOUR_OWN, Config, OptimizerConfig, did_you_mean
+from transformer_jax.errors import UserError
+from transformer_jax.models.parameter_paths import (
+    input_dimensions,
+    is_dense,
+    is_matrix,
+    map_with_paths,
+)
 from transformer_jax.training.schedules import learning_rate
-from transformer_jax.types import Params
+from transformer_jax.types import HostOrDeviceArray, Params
 
 MUON_MOMENTUM = 0.95
 """Decay of Muon's moment, as its authors set it."""
@@ -19,54 +26,68 @@ MUON_RMS = 0.2
 """Root mean square of Muon's updates over the learning rate: about that of Adam's, so that one
 learning rate suits both (Liu et al. 2025, section 2.2)."""
 
-
-def make_optimizer(config: OptimizerConfig, d_model: int) -> optax.GradientTransformation:
-    """Returns clipping by global norm, then Adam or Muon with decoupled weight decay.
-
-    Adam (Kingma and Ba 2015; Loshchilov and Hutter 2019) decays matrices. Muon (Jordan et al. 2024;
-    Liu et al. 2025) updates the matrices of dense layers, and decays these; Adam with Nesterov's
-    momentum (Dozat 2016) updates the rest. UserError: as `find_schedule`.
-    """
-    clip = [] if config.clip_norm is None else [optax.clip_by_global_norm(config.clip_norm)]
-    rate = learning_rate(config, d_model)
-    if config.kind == "muon":
-        optimizer = optax.contrib.muon(
-            rate,
-            beta=MUON_MOMENTUM,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            adam_b1=config.b1,
-            adam_b2=config.b2,
-            muon_weight_dimension_numbers=_dimensions,
-            consistent_rms=MUON_RMS,
-        )
-    else:
-        optimizer = optax.adamw(
-            rate,
-            b1=config.b1,
-            b2=config.b2,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            mask=_matrices,
-        )
-    return optax.chain(*clip, optimizer)
+Builder = Callable[[OptimizerConfig, optax.Schedule, Params], optax.GradientTransformation]
+"""(config, learning rate by update, parameters or their shapes) -> an optimizer with that rate."""
 
 
-def _matrices(params: Params) -> Params:
-    """Returns True for matrices and False for biases, of several heads too, and norm scales."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: path[-1].key not in ("bias", "scale", "output_bias"), params
+def adam(
+    config: OptimizerConfig, rate: optax.Schedule, params: Params
+) -> optax.GradientTransformation:
+    """Returns Adam (Kingma and Ba 2015) with decoupled decay of matrices (Loshchilov and Hutter
+    2019)."""
+    return optax.adamw(
+        rate,
+        b1=config.b1,
+        b2=config.b2,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        mask=map_with_paths(lambda path, _: is_matrix(path), params),
     )
 
 
-def _dimensions(params: Any) -> Any:
-    """Returns the input and output dimensions of each dense layer's matrix, None for the rest."""
+def muon(
+    config: OptimizerConfig, rate: optax.Schedule, params: Params
+) -> optax.GradientTransformation:
+    """Returns Muon (Jordan et al. 2024; Liu et al. 2025), which updates and decays the matrices of
+    dense layers, and Adam with Nesterov's momentum (Dozat 2016) for the other parameters."""
 
-    def of(path: Any, leaf: jax.Array) -> MuonDimensionNumbers | None:
-        if path[-1].key != "kernel":
+    def dimensions(path: str, leaf: HostOrDeviceArray) -> MuonDimensionNumbers | None:
+        inputs = input_dimensions(path, leaf.ndim)
+        if not is_dense(path) or inputs is None:
             return None
-        # The output projection of attention is [N, H, D], the other three are [D, N, H].
-        inputs = leaf.ndim - 1 if path[-2].key == "out" else 1
-        return MuonDimensionNumbers(tuple(range(inputs)), tuple(range(inputs, leaf.ndim)))
+        return MuonDimensionNumbers(inputs, tuple(range(len(inputs), leaf.ndim)))
 
-    return jax.tree_util.tree_map_with_path(of, params)
+    return optax.contrib.muon(
+        rate,
+        beta=MUON_MOMENTUM,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        adam_b1=config.b1,
+        adam_b2=config.b2,
+        muon_weight_dimension_numbers=map_with_paths(dimensions, params),
+        consistent_rms=MUON_RMS,
+    )
+
+
+OPTIMIZERS: dict[str, Builder] = {"adam": adam, "muon": muon}
+"""Builders of optimizers by their name in the config."""
+
+
+def find_optimizer(config: OptimizerConfig) -> Builder:
+    """Returns the builder of the config's optimizer. UserError: it is unknown."""
+    if config.kind not in OPTIMIZERS:
+        hint = did_you_mean(config.kind, OPTIMIZERS) + OR_YOUR_OWN
+        raise UserError(f"optimizer.kind={config.kind!r}: unknown{hint}")
+    return OPTIMIZERS[config.kind]
+
+
+def make_optimizer(config: Config, params: Params) -> optax.GradientTransformation:
+    """Returns clipping by global norm, and then the config's optimizer.
+
+    params: the parameters to train, or their shapes. UserError: as `find_optimizer` and
+    `find_schedule`.
+    """
+    options = config.optimizer
+    clip = [] if options.clip_norm is None else [optax.clip_by_global_norm(options.clip_norm)]
+    rate = learning_rate(options, config.model.d_model)
+    return optax.chain(*clip, find_optimizer(options)(options, rate, params))

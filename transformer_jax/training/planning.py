@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from transformer_jax.config import Config, MeshConfig
 from transformer_jax.data.buckets import ROWS_MULTIPLE, Shape
-from transformer_jax.parallel.compile import REPLICATED, compile_step
+from transformer_jax.parallel.compile import REPLICATED
 from transformer_jax.parallel.devices import find_accelerator, usable_host_memory
 from transformer_jax.parallel.mesh import (
     FSDP,
@@ -26,9 +26,9 @@ from transformer_jax.parallel.mesh import (
     make_mesh,
     partition,
 )
-from transformer_jax.parallel.parameters import partition_tree, with_shardings
+from transformer_jax.parallel.parameters import with_shardings
 from transformer_jax.training.costs import StepCosts
-from transformer_jax.training.setup import StepSetup, empty_batch, prepare_step, update_fn
+from transformer_jax.training.setup import StepSetup, empty_batch, prepare_step
 
 
 class Memory(NamedTuple):
@@ -76,11 +76,11 @@ class Planner:
 
     def shape(self, shape: Shape) -> Shape:
         """Returns the shape of a batch with the empty rows that the devices need."""
-        rows = data_parallel_size(self.setup.mesh) * self.setup.accumulate
+        rows = data_parallel_size(self.setup.mesh) * self.setup.microbatches
         return shape.padded(rows)
 
     def flops(self, shape: Shape) -> int:
-        """Returns the operations of the matrix products of a step, over all devices."""
+        """Returns the operations of the matmuls of a step, over all devices."""
         return self._costs.flops(self.shape(shape), self.config.execution.remat)
 
     def memory(self, shape: Shape) -> Memory:
@@ -92,11 +92,11 @@ class Planner:
         """
         shape, mesh, params = self.shape(shape), self.setup.mesh, self._params_bytes
         batch = empty_batch(shape, self.config.data.packing)
-        shards, accumulate = data_parallel_size(mesh), self.setup.accumulate
+        shards, microbatches = data_parallel_size(mesh), self.setup.microbatches
         rows = shape.rows * (2 if self.config.optimizer.r_drop else 1)
         logits = rows * shape.target * self._vocabularies[1] * 4 // mesh.shape[TENSOR]
         kept = self._costs.saved_bytes(shape, self.config.execution.remat) + logits
-        temporaries = kept // (shards * accumulate) + params * min(accumulate, 2)
+        temporaries = kept // (shards * microbatches) + params * min(microbatches, 2)
         if mesh.shape[FSDP] > 1:
             temporaries += self._gathered_bytes
         rest = self._state_bytes - params
@@ -162,7 +162,7 @@ def _families(config: Config, devices: int) -> Iterator[list[tuple[str, str, Any
     if mesh.data == -1 and config.execution.executor == "jit":
         sizes = [mesh.fsdp * n for n in (*powers, 64, 128, 256)]
         yield [("mesh", "fsdp", n) for n in sizes if devices % (n * mesh.tensor) == 0]
-    stronger = {"none": ("products", "layers"), "products": ("layers",), "layers": ()}
+    stronger = {"none": ("matmuls", "layers"), "matmuls": ("layers",), "layers": ()}
     yield [("execution", "remat", remat) for remat in stronger[config.execution.remat]]
     yield [("data", "batch_tokens", config.data.batch_tokens // n) for n in powers]
 
@@ -195,7 +195,7 @@ def for_other_devices(config: Config) -> Config:
 def device_memory(mesh: AnyMesh) -> int:
     """Returns the bytes that training may use on each device of the mesh.
 
-    Devices that are not here are taken to be of the kind of those here. Devices made of a CPU share
+    Devices that are not here are taken to be of the kind of those here. Emulated host devices share
     what is free in the system and in the container.
     """
     abstract = isinstance(mesh, AbstractMesh)
@@ -204,20 +204,13 @@ def device_memory(mesh: AnyMesh) -> int:
         return usable_host_memory() // mesh.size
     if device in jax.devices() and (stats := device.memory_stats()):
         return stats["bytes_limit"]
-    known = find_accelerator(device.device_kind)
-    return (known.memory_gib or 0) * 2**30 if known else 0
+    accelerator = find_accelerator(device.device_kind)
+    return (accelerator.memory_gib or 0) * 2**30 if accelerator else 0
 
 
 def compile_training_step(setup: StepSetup, shape: Shape) -> Any:
     """Returns the training step, compiled for batches of this shape."""
-    mesh = setup.mesh
-    assert not isinstance(mesh, AbstractMesh)
-    state = setup.abstract_state
-    result = (partition_tree(state, mesh), REPLICATED)
-    deterministic = setup.config.execution.deterministic
-    step = compile_step(
-        update_fn(setup), mesh, result=result, donate=True, deterministic=deterministic
-    )
+    step, mesh = setup.compile_update(), setup.mesh
     rows = NamedSharding(mesh, partition(("batch",)))
     batch = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows),
@@ -225,7 +218,7 @@ def compile_training_step(setup: StepSetup, shape: Shape) -> Any:
     )
     key = jax.eval_shape(jax.random.key, 0)
     key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=NamedSharding(mesh, REPLICATED))
-    return step.lower(state, batch, key).compile()
+    return step.lower(setup.abstract_state, batch, key).compile()
 
 
 def _bytes(tree: Any) -> int:

@@ -13,7 +13,7 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -29,6 +29,12 @@ logger = logging.getLogger(__name__)
 
 Record = dict[str, Any]
 Reporter = Callable[[Record], None]
+
+
+def report(reporters: Sequence[Reporter], kind: str, step: int, **values: Any) -> None:
+    """Gives each reporter a record."""
+    for reporter in reporters:
+        reporter({"kind": kind, "step": step, **values})
 
 
 class Terminal:
@@ -99,8 +105,9 @@ class MetricsFile:
             with named(self._path), self._path.open("a", encoding="utf-8") as file:
                 file.write(line)
 
-    def cut(self, step: int, expected: int = 0) -> None:
-        """Drops the records after `step`, which a continued run writes again, and damaged lines.
+    def cut(self, step: int, evaluated: int, expected: int = 0) -> None:
+        """Drops the records after `step` and the evaluations after `evaluated`, which a continued
+        run writes again, and damaged lines.
 
         Warns of damaged lines, and if no record is as late as the step `expected`. The file is a
         log: training does not need it.
@@ -108,9 +115,14 @@ class MetricsFile:
         records, problems = whole_records(self._path)
         for problem in problems:
             logger.warning("%s; the line is dropped", problem)
-        records = [record for record in records if record["step"] <= step]
-        if (last := max((record["step"] for record in records), default=0)) < expected:
-            logger.warning("%s: records of steps %d to %d are lost", self._path, last + 1, expected)
+        records = [
+            record
+            for record in records
+            if record["step"] <= (evaluated if record.get("kind") == "evaluation" else step)
+        ]
+        if (newest := last_step(records)) < expected:
+            lost = newest + 1, expected
+            logger.warning("%s: records of steps %d to %d are lost", self._path, *lost)
         if self._path.exists():
             lines = [_line(record) for record in records]
             _write_lines(self._path, lines)
@@ -129,6 +141,10 @@ class TensorBoard:
 
     They are on the disk when a call returns: training does not repeat the steps before its last
     checkpoint. It is a context manager that closes the file.
+
+    folder: in that of the run. The first record names the step at which the run continues, whose
+    evaluation may be repeated: TensorBoard drops all of this step, and what the metrics file of the
+    run has kept of it is written again.
     """
 
     def __init__(self, folder: AnyPath) -> None:
@@ -140,7 +156,8 @@ class TensorBoard:
             )
         self._folder = folder
         self._writer: Any = None  # created with the first metrics, since it creates the folder
-        self._first = -1  # step of the first record: the run continues after it
+        self._first: int | None = None  # step of the first record
+        self._kept: list[Record] = []
 
     def __enter__(self) -> TensorBoard:
         return self
@@ -151,24 +168,19 @@ class TensorBoard:
                 self._writer.close()
 
     def __call__(self, record: Record) -> None:
-        if self._first < 0:
+        if self._first is None:
             self._first = record["step"]
+            records, _ = whole_records(self._folder.parent / "metrics.jsonl")
+            self._kept = [each for each in records if each["step"] == self._first]
         if record["kind"] == "message":
             return
-        flat = dict(record)
-        for name, scores in flat.pop("sets", {}).items():
-            flat |= {f"{name}/{key}": value for key, value in scores.items()}
-        flat |= {f"pairs/{name}": count for name, count in flat.pop("pairs", {}).items()}
-        scalars = {
-            name: value
-            for name, value in flat.items()
-            if isinstance(value, int | float) and name != "step"
-        }
         with named(self._folder):
-            self._write(record["step"], scalars)
+            for each in (*self._kept, record):
+                self._write(each["step"], _scalars(each))
+        self._kept = []
 
     def _write(self, step: int, scalars: Mapping[str, float]) -> None:
-        # Not by SummaryWriter, whose thread writes later and may end without a word.
+        # Not by SummaryWriter, whose thread writes later and may end silently.
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.summary import scalar
 
@@ -179,12 +191,21 @@ class TensorBoard:
             self._writer = EventsWriter(str(self._folder / "events"))
             # TensorBoard then drops what a process that was killed had written of later steps.
             start = proto.SessionLog(status=proto.SessionLog.START)
-            event = proto.Event(wall_time=time.time(), step=self._first + 1, session_log=start)
+            event = proto.Event(wall_time=time.time(), step=self._first, session_log=start)
             self._writer.write_event(event)
         for name, value in scalars.items():
             event = proto.Event(wall_time=time.time(), step=step, summary=scalar(name, value))
             self._writer.write_event(event)
         self._writer.flush()
+
+
+def _scalars(record: Record) -> dict[str, float]:
+    """Returns the numbers of a record by the names that they have in TensorBoard."""
+    flat = {name: value for name, value in record.items() if name != "step"}
+    for name, scores in flat.pop("sets", {}).items():
+        flat |= {f"{name}/{key}": value for key, value in scores.items()}
+    flat |= {f"pairs/{name}": count for name, count in flat.pop("pairs", {}).items()}
+    return {name: value for name, value in flat.items() if isinstance(value, int | float)}
 
 
 def read_metrics(path: AnyPath) -> list[Record]:
@@ -219,6 +240,11 @@ def _record(line: bytes) -> Record:
     if not isinstance(record, dict) or not isinstance(record.get("step"), int):
         raise UserError("must be an object with a step")
     return record
+
+
+def last_step(records: Sequence[Record]) -> int:
+    """Returns the step of the last record; 0 if there is none."""
+    return max((record["step"] for record in records), default=0)
 
 
 def describe(record: Record) -> str:

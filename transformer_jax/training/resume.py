@@ -1,8 +1,10 @@
-"""Continues a run, or starts one with the parameters of another."""
+"""Plans how training starts: it continues a run, or creates one, perhaps with the parameters of
+another."""
 
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,18 +13,33 @@ import jax.numpy as jnp
 from etils import epath
 
 from transformer_jax.config import Config, differences
+from transformer_jax.data.order import VERSION
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath
-from transformer_jax.models.make import abstract_params
-from transformer_jax.parallel.parameters import shard_tree
-from transformer_jax.runs import checkpoint, manifest, run
+from transformer_jax.parallel.compile import compile_function
+from transformer_jax.parallel.parameters import partition_tree
+from transformer_jax.parallel.processes import (
+    any_process,
+    is_coordinator,
+    require_same_everywhere,
+    wait_for_all,
+)
+from transformer_jax.runs import checkpoint, manifest
+from transformer_jax.runs import run as runs
+from transformer_jax.runs.card import Card
 from transformer_jax.runs.run import Run
+from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpora
-from transformer_jax.training.reporters import whole_records
+from transformer_jax.text.tokenizer import Tokenizers
+from transformer_jax.training.reporters import MetricsFile, last_step, whole_records
 from transformer_jax.training.setup import Setup
 from transformer_jax.training.step import TrainState
+from transformer_jax.types import Key
 
 logger = logging.getLogger(__name__)
+
+APPEARS_WITHIN = 60.0
+"""Seconds within which every process must see a run that process 0 has created."""
 
 
 @dataclass
@@ -37,113 +54,92 @@ class Progress:
     sums: dict[str, Any] = field(default_factory=dict)  # of the meter, since the last record
 
 
-def existing_run(config: Config, folder: AnyPath, new: bool) -> Run | None:
-    """Returns the run in `folder`, which is to be continued, with its config as it is stored; None:
-    there is none.
+@dataclass(frozen=True)
+class Start:
+    """How training starts."""
 
-    UserError: it has another config, or `new` is true.
+    continued: Run | None  # the run in the folder, with its config as it is stored
+    source: Run | None  # run with whose parameters training starts; None: random ones
+    corpora: Corpora
+    provenance: dict[str, Any]  # of the run
+
+    @property
+    def tokenizers(self) -> Tokenizers | None:
+        """Those that the run has from its beginning; None: they are to be trained."""
+        run = self.continued or self.source
+        return run and run.tokenizers
+
+    def describe(self, run: Run, step: int) -> list[str]:
+        """Returns a line that says at which step a run continues, and what has changed."""
+        if self.continued is None or step == 0:
+            return []
+        changed = differences(self.continued.config, run.config, all_fields=True)
+        text = f"continuing run {run.folder} at step {step}"
+        return [text + (f"; changed: {'; '.join(changed)}" if changed else "")]
+
+
+def plan_start(
+    config: Config,
+    folder: AnyPath,
+    *,
+    new: bool = False,
+    init_from: epath.PathLike | None = None,
+    card: Card | None = None,
+) -> Start:
+    """Decides how training starts, in all processes alike. The arguments are those of `train`.
+
+    UserError: they do not fit the run in the folder, the card or the corpora, or differ between
+    processes.
     """
-    if not run.exists(folder):
-        return None
-    if new:
-        raise UserError(f"run {folder}: exists; --new needs a folder that is missing or empty")
-    old = replace(run.load(folder), config=run.load_config(folder))
-    if changed := differences(old.config, config):
-        raise UserError(
-            f"run {folder}: has another config ({'; '.join(changed)}); "
-            "give the same config to continue, or name another folder"
-        )
-    return old
+    continued = _existing_run(config, folder, new)
+    saved = [] if continued is None else checkpoint.steps(continued.checkpoints)
+    source = None if saved else _source(continued, init_from)
+    corpora = Corpora.of(config.data)
+    if card is not None:
+        card.require_start(init_from)
+        card.require_data(corpora)
+    now = _provenance(corpora, source)
+    if continued is not None:
+        _require_same_data(continued, now)
+    facts = now["file_digests"] | {"checkpoints of the run": ", ".join(map(str, saved)) or "none"}
+    start = Start(continued, source, corpora, continued.provenance if continued else now)
+    facts |= tokenizer.digests(config.tokenizer) if start.tokenizers is None else {}
+    require_same_everywhere(config, facts)
+    return start
 
 
-def provenance(corpora: Corpora, source: Run | None, order: int) -> dict[str, Any]:
-    """Returns the provenance of a run: versions of packages and of the order of the pairs, the
-    devices, digests of the corpora, and the run whose parameters it starts with."""
-    here = {"versions": run.versions(), "order": order, "devices": _devices()}
-    digests = {"data_digests": corpora.digests(), "file_digests": corpora.file_digests()}
-    begins = {} if source is None else {"init_from": _start(source)}
-    return here | digests | begins
+def first_state(start: Start, setup: Setup, key: Key) -> tuple[TrainState, Progress]:
+    """Returns the state and the progress of the newest intact checkpoint, or those of a new run.
 
-
-def _devices() -> dict[str, Any]:
-    """Returns the number of devices of all processes, and their platform and kind."""
-    first = jax.devices()[0]
-    return {"count": jax.device_count(), "platform": first.platform, "kind": first.device_kind}
-
-
-def source_of_params(old: Run | None, init_from: epath.PathLike | None) -> Run | None:
-    """Returns the run whose parameters training starts with, or None.
-
-    old: the run to continue, without checkpoints. UserError: it was to start with other parameters.
+    UserError: no checkpoint is intact, or the parameters of `start.source` do not fit.
     """
-    begun = None if old is None else old.provenance.get("init_from")
-    if begun is not None and init_from is None:
-        raise UserError(
-            f"run {old and old.folder}: has no checkpoint yet, and starts with the parameters of "
-            f"another run; give --init-from={begun['run']} again"
-        )
-    if init_from is None:
-        return None
-    if old is not None and begun is None:
-        raise UserError(
-            f"--init-from={init_from}: run {old.folder} has begun without it; leave it out, or "
-            "name another folder"
-        )
-    source = run.load(init_from)
-    source.require_float32()
-    now = _start(source)
-    if begun is not None and begun.get("params", now["params"]) != now["params"]:
-        raise UserError(
-            f"--init-from={init_from}: the parameters of its step {now['step']} are not those that "
-            f"run {old and old.folder} starts with, of {begun['run']}, step {begun['step']}; give "
-            "those, or name another folder"
-        )
-    return source
+    # Another process may have saved since `start` was planned, and before this one had the lock.
+    if start.continued is not None and (stored := restored(start.continued, setup)):
+        return stored
+    specs = partition_tree(setup.abstract_state, setup.mesh)
+    state = compile_function(setup.init, setup.mesh, result=specs)(key)
+    if start.source is not None:
+        state = _with_params_of(start.source, state, setup)
+    return state, Progress()
 
 
-def _start(source: Run) -> dict[str, Any]:
-    """Returns what identifies the parameters of a run that another one starts with."""
-    step = source.best_step()
-    params = checkpoint.digest(source.checkpoints, step, "weights")
-    return {"run": str(source.folder), "step": step, "params": params}
-
-
-def require_same_data(old: Run, found: dict[str, Any]) -> None:
-    """Checks that no corpus has changed since the run began. UserError: one has.
-
-    found: the provenance of the corpora as they are now.
-    """
-    known = old.provenance.get("file_digests", {})
-    files = [
-        f"{path}: SHA-256 {known[path][:12]}… -> {digest[:12]}…"
-        for path, digest in found["file_digests"].items()
-        if known.get(path, digest) != digest
-    ]
-    for split, digests in found["data_digests"].items():
-        before = old.provenance.get("data_digests", {}).get(split, {})
-        for name, digest in digests.items():
-            if before.get(name, digest) != digest:
-                which = f" ({'; '.join(files)})" if files else ""
-                raise UserError(
-                    f"data.{split}={name}: has changed since run {old.folder} began{which}; give "
-                    "the same data to continue, or name another folder"
-                )
-
-
-def with_params_of(source: Run, state: TrainState, setup: Setup) -> TrainState:
-    """Returns the state with the parameters of another run.
-
-    UserError: they do not fit; the message names every mismatch.
-    """
-    model = setup.model
-    like = abstract_params(model.config, model.source_vocabulary, model.target_vocabulary)
-    try:
-        stored = source.params(like=like)
-    except UserError as error:
-        raise UserError(f"--init-from {source.folder}: {error}") from error
-    params = shard_tree(stored, setup.mesh)
-    average = None if state.ema is None else jax.tree.map(jnp.copy, params)
-    return state._replace(params=params, ema=average)
+def store_run(start: Start, run: Run, metrics: MetricsFile, step: int, progress: Progress) -> None:
+    """Creates the run, or stores its new config, and cuts its metrics at the step from which
+    training goes on; waits until all processes see the run. UserError: one does not."""
+    if is_coordinator():
+        if start.continued is None:
+            runs.create(run.folder, run.config, run.tokenizers, run.provenance)
+        else:
+            runs.update(start.continued, run.config)
+        every = (start.continued or run).config.train.log_every
+        metrics.cut(step, progress.evaluated, expected=step - step % every)
+    wait_for_all("run")
+    # Network file systems may show it later.
+    end = time.monotonic() + APPEARS_WITHIN
+    while not (appears := runs.exists(run.folder)) and time.monotonic() < end:
+        time.sleep(0.5)
+    if any_process(not appears):
+        raise UserError(f"run {run.folder}: must be on storage that all processes share")
 
 
 def checkpoint_trees(state: TrainState) -> dict[str, Any]:
@@ -153,14 +149,14 @@ def checkpoint_trees(state: TrainState) -> dict[str, Any]:
     return {"weights": params, "training": {k: v for k, v in rest.items() if v is not None}}
 
 
-def restored(old: Run, setup: Setup) -> tuple[TrainState, Progress] | None:
+def restored(run: Run, setup: Setup) -> tuple[TrainState, Progress] | None:
     """Returns the state and the progress of the newest intact checkpoint; None: there is none.
 
     Skips damaged checkpoints with a warning. UserError: all are damaged, or one is of another
     format.
     """
-    steps, state = checkpoint.steps(old.checkpoints), setup.abstract_state
-    for path in checkpoint.without_manifest(old.checkpoints):
+    steps, state = checkpoint.steps(run.checkpoints), setup.abstract_state
+    for path in checkpoint.without_manifest(run.checkpoints):
         problem = f"{manifest.describe(path)}: {manifest.NAME} is missing"
         if not steps:
             raise UserError(f"{problem}, and no checkpoint is whole; name a new folder")
@@ -170,10 +166,10 @@ def restored(old: Run, setup: Setup) -> tuple[TrainState, Progress] | None:
     for step in reversed(steps):
         try:
             trees = {
-                name: checkpoint.restore(old.checkpoints, step, name, like)
+                name: checkpoint.restore(run.checkpoints, step, name, like)
                 for name, like in checkpoint_trees(state).items()
             }
-            known = Progress(**checkpoint.progress(old.checkpoints, step))
+            progress = Progress(**checkpoint.progress(run.checkpoints, step))
         except manifest.OtherFormatError:  # which is not damaged, and would be replaced
             raise
         except UserError as error:
@@ -182,13 +178,126 @@ def restored(old: Run, setup: Setup) -> tuple[TrainState, Progress] | None:
             logger.warning("%s; continuing from the checkpoint before it", error)
             continue
         params = {"params" if state.ema is None else "ema": trees["weights"]}
-        return state._replace(**trees["training"], **params), known
-    records, _ = whole_records(old.folder / "metrics.jsonl")
-    if last := max((record["step"] for record in records), default=0):
+        return state._replace(**trees["training"], **params), progress
+    records, _ = whole_records(run.folder / "metrics.jsonl")
+    if last := last_step(records):
         logger.warning(
             "run %s: has no checkpoint, although it was trained to step %d or further; starting "
             "from the beginning",
-            old.folder,
-            last,
+            *(run.folder, last),
         )
     return None
+
+
+def _existing_run(config: Config, folder: AnyPath, new: bool) -> Run | None:
+    """Returns the run in `folder`, with its config as it is stored; None: there is none.
+
+    UserError: it has another config or draws pairs in another order, or `new` is true.
+    """
+    if not runs.exists(folder):
+        return None
+    if new:
+        raise UserError(f"run {folder}: exists; --new needs a folder that is missing or empty")
+    run = replace(runs.load(folder), config=runs.load_config(folder))
+    if changed := differences(run.config, config):
+        raise UserError(
+            f"run {folder}: has another config ({'; '.join(changed)}); "
+            "give the same config to continue, or name another folder"
+        )
+    if (order := run.provenance.get("order")) != VERSION:
+        raise UserError(
+            f"run {folder}: draws pairs in order {order}, this version in order {VERSION}; name "
+            "another folder"
+        )
+    return run
+
+
+def _source(continued: Run | None, init_from: epath.PathLike | None) -> Run | None:
+    """Returns the run with whose parameters training starts, or None.
+
+    continued: the run to continue, without checkpoints. UserError: it was to start with other
+    parameters.
+    """
+    begun = None if continued is None else continued.provenance.get("init_from")
+    if begun is not None and init_from is None:
+        raise UserError(
+            f"run {continued and continued.folder}: has no checkpoint yet, and starts with the "
+            f"parameters of another run; give --init-from={begun['run']} again"
+        )
+    if init_from is None:
+        return None
+    if continued is not None and begun is None:
+        raise UserError(
+            f"--init-from={init_from}: run {continued.folder} has begun without it; leave it out, "
+            "or name another folder"
+        )
+    source = runs.load(init_from)
+    source.require_float32()
+    now = _identity(source)
+    if begun is not None and begun.get("params", now["params"]) != now["params"]:
+        raise UserError(
+            f"--init-from={init_from}: the parameters of its step {now['step']} are not those that "
+            f"run {continued and continued.folder} starts with, of {begun['run']}, step "
+            f"{begun['step']}; give those, or name another folder"
+        )
+    return source
+
+
+def _identity(source: Run) -> dict[str, Any]:
+    """Returns what identifies the parameters of a run that another one starts with."""
+    step = source.best_step()
+    params = checkpoint.digest(source.checkpoints, step, "weights")
+    return {"run": str(source.folder), "step": step, "params": params}
+
+
+def _provenance(corpora: Corpora, source: Run | None) -> dict[str, Any]:
+    """Returns the provenance of a run: versions of packages and of the order of the pairs, the
+    devices, digests of the corpora, and the run whose parameters it starts with."""
+    first = jax.devices()[0]
+    return {
+        "versions": runs.versions(),
+        "order": VERSION,
+        "devices": {
+            "count": jax.device_count(),
+            "platform": first.platform,
+            "kind": first.device_kind,
+        },
+        "data_digests": corpora.digests(),
+        "file_digests": corpora.file_digests(),
+        **({} if source is None else {"init_from": _identity(source)}),
+    }
+
+
+def _require_same_data(run: Run, now: dict[str, Any]) -> None:
+    """Checks that no corpus has changed since the run began. UserError: one has.
+
+    now: the provenance that a new run would have.
+    """
+    digests = run.provenance.get("file_digests", {})
+    files = [
+        f"{path}: SHA-256 {digests[path][:12]}… -> {digest[:12]}…"
+        for path, digest in now["file_digests"].items()
+        if digests.get(path, digest) != digest
+    ]
+    for split, corpora in now["data_digests"].items():
+        before = run.provenance.get("data_digests", {}).get(split, {})
+        for name, digest in corpora.items():
+            if before.get(name, digest) != digest:
+                which = f" ({'; '.join(files)})" if files else ""
+                raise UserError(
+                    f"data.{split}={name}: has changed since run {run.folder} began{which}; give "
+                    "the same data to continue, or name another folder"
+                )
+
+
+def _with_params_of(source: Run, state: TrainState, setup: Setup) -> TrainState:
+    """Returns the state with the parameters of another run.
+
+    UserError: they do not fit; the message names every mismatch.
+    """
+    try:
+        params = source.params(like=setup.abstract_state.params)
+    except UserError as error:
+        raise UserError(f"--init-from {source.folder}: {error}") from error
+    average = None if state.ema is None else jax.tree.map(jnp.copy, params)
+    return state._replace(params=params, ema=average)

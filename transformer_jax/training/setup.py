@@ -6,66 +6,69 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from jaxtyping import Array
 
-from transformer_jax.attention import AnyKernel
 from transformer_jax.config import Config
-from transformer_jax.data import loader as data
 from transformer_jax.data.buckets import Shape
 from transformer_jax.data.dataset import Examples, tokenize
-from transformer_jax.data.order import LATEST
+from transformer_jax.data.loader import Loader
+from transformer_jax.data.order import describe_mixture
 from transformer_jax.data.tokenizers import tokenizers_of
 from transformer_jax.errors import UserError
 from transformer_jax.models.checks import check_model, check_packing
 from transformer_jax.models.classifier import check_labels
 from transformer_jax.models.make import abstract_model, make_model
 from transformer_jax.models.transformer import Model
-from transformer_jax.parallel.kernel import shard_kernel
+from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.mesh import (
     AnyMesh,
     check_mesh,
-    constrain_to,
+    check_vocabularies,
     data_parallel_size,
     describe,
-    local_rows,
+    local_shard,
     make_mesh,
     mesh_shape,
 )
+from transformer_jax.parallel.model import shard_model
 from transformer_jax.parallel.parameters import with_shardings
-from transformer_jax.parallel.processes import gather, this_process
-from transformer_jax.runs.run import Run
+from transformer_jax.parallel.processes import this_process
 from transformer_jax.special_ids import PAD
 from transformer_jax.text.corpus import Corpora
 from transformer_jax.text.tokenizer import Tokenizers
-from transformer_jax.training.losses import auxiliary_losses, symmetric_divergence, token_loss
-from transformer_jax.training.optimizer import make_optimizer
+from transformer_jax.training.optimizer import find_optimizer, make_optimizer
 from transformer_jax.training.schedules import find_schedule
 from transformer_jax.training.step import (
-    Averages,
     LossFn,
-    LossSums,
     Metrics,
     TrainState,
     init_state,
+    loss_fn,
     train_step,
 )
 from transformer_jax.types import Batch, Key, ModelOutput, Params, unconstrained
 
 
-@dataclass(frozen=True)
-class DevSet:
+class DevSet(NamedTuple):
     """A development corpus, as ids and as text."""
 
     examples: Examples
     sources: list[str]
     references: list[str]
+
+
+class TrainingData(NamedTuple):
+    """The corpora of a config as ids, and the tokenizers that made these."""
+
+    tokenizers: Tokenizers
+    examples: Examples  # to train on
+    dev: dict[str, DevSet]
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,8 @@ class StepSetup:
     mesh: AnyMesh
 
     @property
-    def accumulate(self) -> int:
-        """The number of microbatches of a step, on these devices."""
+    def microbatches(self) -> int:
+        """Their number in a step, on these devices."""
         options = self.config.optimizer
         if options.microbatch_tokens is None:
             return options.accumulate
@@ -88,16 +91,52 @@ class StepSetup:
 
     def describe_devices(self) -> str:
         """Returns what a step runs on, such as "8 cpu, mesh data 8; 2 microbatches a step"."""
-        count = self.accumulate
+        count = self.microbatches
         return describe(self.mesh) + (f"; {count} microbatches a step" if count > 1 else "")
+
+    @cached_property
+    def loss(self) -> LossFn:
+        """The loss that training minimizes."""
+        options = self.config.optimizer
+        return loss_fn(self.model, options.label_smoothing, options.r_drop)
+
+    @property
+    def update(self) -> Callable[..., tuple[TrainState, Metrics]]:
+        """The run's `train_step`: a pure function (state, batch, key, reduce=...)."""
+        options = {"accumulate": self.microbatches, "ema": self.config.optimizer.ema}
+        return partial(train_step, loss=self.loss, optimizer=self.optimizer, **options)
+
+    def init(self, key: Key) -> TrainState:
+        """Returns the state before the first update, a pure function of `key`."""
+        model = self.model.clone(constrain=unconstrained, shards=1)  # a row cannot be split
+        batch = jax.tree.map(jnp.asarray, empty_batch(Shape(1, 2, 2)))
+        initialized: Any = model.init_with_output(key, batch, key)
+        output, variables = initialized
+        return self._first_state(output, variables["params"])
+
+    def _first_state(self, output: ModelOutput, params: Params) -> TrainState:
+        # The only running mean that auxiliary losses may depend on.
+        averages = {"log_likelihood": jnp.zeros(())} if output.losses else {}
+        return init_state(params, self.optimizer, self.config.optimizer.ema, averages)
 
     @cached_property
     def abstract_state(self) -> TrainState:
         """The training state with shapes, types and shardings in place of arrays."""
         model = self.model
-        made = abstract_model(model.config, model.source_vocabulary, model.target_vocabulary)
-        state = jax.eval_shape(partial(_first_state, self), *made)
-        return with_shardings(state, self.mesh)
+        traced = abstract_model(model.config, model.source_vocabulary, model.target_vocabulary)
+        return with_shardings(jax.eval_shape(self._first_state, *traced), self.mesh)
+
+    def compile_update(self) -> Any:
+        """Returns `update`, compiled with `compile_step` for the mesh, which must be of devices."""
+        execution = self.config.execution
+        assert isinstance(self.mesh, Mesh)
+        return compile_step(
+            self.update,
+            self.mesh,
+            self.abstract_state,
+            executor=execution.executor,
+            deterministic=execution.deterministic,
+        )
 
 
 @dataclass(frozen=True)
@@ -108,14 +147,33 @@ class Setup(StepSetup):
     tokenizers: Tokenizers
     examples: Examples
     dev: dict[str, DevSet]
-    loader: data.Loader
+    loader: Loader
+
+    def describe(self) -> list[str]:
+        """Returns lines on the corpora, the batches and the devices."""
+        loader = self.loader
+        shapes = [f"{s.rows}x{s.source}x{s.target}" for s in loader.shapes]
+        return [
+            f"corpus: {self.examples.report}",
+            f"batches: {loader.batches_per_epoch} an epoch, {loader.non_padding_fraction:.1%} of "
+            f"slots filled, {len(shapes)} shapes (rows x source x target): {', '.join(shapes)}",
+            f"devices: {self.describe_devices()}",
+            "compiling: the training step, at the first batch of each shape; values follow every "
+            f"{self.config.train.log_every} steps",
+            *describe_mixture(self.examples.sizes, self.config.data),
+            *(
+                f"{name}: {dev.examples.report}"
+                for name, dev in self.dev.items()
+                if dev.examples.report.left_out
+            ),
+        ]
 
 
 def check_config(config: Config, devices: int | None = None) -> None:
-    """Checks a config against the tables of kinds, scores, kernels and schedules, and the devices.
+    """Checks a config against the tables of what can be chosen by name, and against the devices.
 
-    devices: their number; None: those here. UserError: names that are unknown, or choices that do
-    not go together.
+    It is called once, where a config enters: all that follows relies on it. devices: their number;
+    None: those here. UserError: names that are unknown, or choices that do not go together.
     """
     check_model(config.model, config.execution.kernel)
     if config.model.weights != "float32":
@@ -124,6 +182,7 @@ def check_config(config: Config, devices: int | None = None) -> None:
         )
     if config.data.packing:
         check_packing(config.model)
+    find_optimizer(config.optimizer)
     find_schedule(config.optimizer)
     check_mesh(config)
     if config.execution.executor == "pmap" and this_process()[1] > 1:
@@ -133,128 +192,76 @@ def check_config(config: Config, devices: int | None = None) -> None:
     mesh_shape(config.mesh, devices or jax.device_count())
 
 
-def prepare(
-    config: Config,
-    known: Run | None = None,
-    corpora: Corpora | None = None,
-    order: int = LATEST,
-) -> Setup:
-    """Returns everything that training `config` needs. Writes nothing in a run.
+def prepare(config: Config, tokenizers: Tokenizers | None = None) -> Setup:
+    """Checks a config, and returns everything that training it needs.
 
-    known: a run whose tokenizers to use; None: they are trained. corpora: those of the config, if
-    the caller has them already, so that they are hashed once. order: version of the order of the
-    pairs. UserError: as `check_config`, or input that cannot be read or trained on.
+    UserError: as `check_config` and `set_up`.
     """
     check_config(config)
+    return set_up(config, tokenizers)
+
+
+def set_up(
+    config: Config,
+    tokenizers: Tokenizers | None = None,
+    corpora: Corpora | None = None,
+) -> Setup:
+    """Returns everything that training a checked config needs. Writes nothing in a run.
+
+    The arguments are those of `load_data`. UserError: as `load_data`, `prepare_step` and `Loader`.
+    """
+    loaded = load_data(config, tokenizers, corpora)
     mesh = make_mesh(config.mesh)
-    options = config.data
-    corpora = corpora or Corpora.of(options)
+    step = prepare_step(config, loaded.tokenizers.sizes, mesh)
+    loader = Loader(loaded.examples, config, local_shard(mesh, step.microbatches))
+    return Setup(config, step.model, step.optimizer, mesh, *loaded, loader)
+
+
+def load_data(
+    config: Config, tokenizers: Tokenizers | None = None, corpora: Corpora | None = None
+) -> TrainingData:
+    """Returns the corpora of a checked config as ids, from the cache if it holds them.
+
+    tokenizers: None: they are trained, or read as the config says. corpora: those of the config, if
+    the caller has them already, so that they are hashed once. UserError: input cannot be read or
+    trained on.
+    """
+    corpora = corpora or Corpora.of(config.data)
     process_index, _ = this_process()
-    if known is None:
+    if tokenizers is None:
         tokenizers = tokenizers_of(corpora.train, config, process_index)
-    else:
-        tokenizers = known.tokenizers
     to_ids = partial(
         tokenize,
         tokenizers=tokenizers,
-        config=options,
+        config=config.data,
         max_length=config.model.max_length,
         process_index=process_index,
     )
     examples = to_ids(corpora.train, filters=True)
     dev: dict[str, DevSet] = {}
     for corpus in corpora.dev:
-        pairs = list(corpus.pairs())
+        pairs = list(corpus.pairs())  # read once, since the text is needed too
         sources, references = map(list, zip(*pairs, strict=True))
         ids = to_ids([corpus], filters=False, pairs=pairs)
         dev[corpus.name] = DevSet(ids, sources, references)
-    for found in (examples, *(some.examples for some in dev.values())):
-        check_labels(config.model, int(found.lengths.longest()[1]))
-    sizes = tokenizers.source.size, tokenizers.target.size
-    step = prepare_step(config, sizes, mesh)
-    loader = data.Loader(
-        examples,
-        options,
-        seed=config.train.seed,
-        sampling=config.tokenizer.sampling,
-        order=order,
-        decoder_start_id=config.model.decoder_start_id,
-        devices=data_parallel_size(mesh) * step.accumulate,
-        parts=local_rows(mesh),
-        share=this_process(),
-        gather=gather,
-    )
-    return Setup(config, step.model, step.optimizer, mesh, tokenizers, examples, dev, loader)
+    for each in (examples, *(corpus.examples for corpus in dev.values())):
+        check_labels(config.model, int(each.lengths.longest()[1]))
+    return TrainingData(tokenizers, examples, dev)
 
 
 def prepare_step(config: Config, vocabularies: tuple[int, int], mesh: AnyMesh) -> StepSetup:
-    """Returns what a training step of `config` needs.
+    """Returns what a training step of a checked config needs.
 
     vocabularies: the numbers of source and target ids. mesh: of devices, or an abstract one, for
-    which the step can be planned but not run. UserError: as `check_mesh`.
+    which the step can be planned but not run. UserError: the mesh cannot split the vocabularies.
     """
-    check_mesh(config, vocabularies)
-    optimizer = make_optimizer(config.optimizer, config.model.d_model)
-    kernel: AnyKernel = config.execution.kernel
-    constrain, shards = unconstrained, 1
-    if config.execution.executor == "jit":  # arrays inside a pmap are those of one device
-        kernel, constrain = shard_kernel(kernel, mesh), constrain_to(mesh)
-        shards = data_parallel_size(mesh)
-    remat = config.execution.remat
-    model = make_model(config.model, *vocabularies, kernel, constrain, remat, shards)
+    check_vocabularies(config.mesh, vocabularies)
+    execution = config.execution
+    model = make_model(config.model, *vocabularies, kernel=execution.kernel, remat=execution.remat)
+    if execution.executor == "jit":  # arrays inside a pmap are those of one device
+        model = shard_model(model, mesh)
+    optimizer = make_optimizer(config, abstract_model(config.model, *vocabularies)[1])
     return StepSetup(config, model, optimizer, mesh)
-
-
-def loss_fn(model: Model, smoothing: float, r_drop: float = 0.0) -> LossFn:
-    """Returns the loss function of a model for `train_step` and `eval_step`.
-
-    r_drop: weight α of R-Drop (Liang et al. 2021, formula 4), which has no effect in evaluation.
-    Each pair then has two rows, and its target tokens count twice.
-    """
-
-    def loss(
-        params: Params, batch: Batch, key: Key | None, averages: Averages
-    ) -> tuple[Array, LossSums]:
-        twice = bool(r_drop) and key is not None
-        if twice:  # adjacent rows stay on one device
-            batch = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), batch)
-        output: Any = model.apply({"params": params}, batch, key)
-        total, count = token_loss(output.logits, batch.target_out, smoothing)
-        if twice:
-            total += r_drop / 2 * symmetric_divergence(output.logits, batch.target_out)
-        auxiliary, metrics = auxiliary_losses(output, batch.target_out, averages)
-        return total + auxiliary, LossSums(count, output.metrics | metrics)
-
-    return loss
-
-
-def init_fn(setup: StepSetup) -> Callable[[Key, Batch], TrainState]:
-    """Returns a pure function (key, batch) -> the state before the first update."""
-
-    def init(key: Key, batch: Batch) -> TrainState:
-        made: Any = setup.model.init_with_output(key, batch, key)
-        output, variables = made
-        return _first_state(setup, output, variables["params"])
-
-    return init
-
-
-def _first_state(setup: StepSetup, output: ModelOutput, params: Params) -> TrainState:
-    # The only running mean that auxiliary losses may depend on.
-    averages = {"log_likelihood": jnp.zeros(())} if output.losses else {}
-    return init_state(params, setup.optimizer, setup.config.optimizer.ema, averages)
-
-
-def update_fn(setup: StepSetup) -> Callable[..., tuple[TrainState, Metrics]]:
-    """Returns the run's `train_step`: a pure function (state, batch, key, reduce=...)."""
-    options = setup.config.optimizer
-    return partial(
-        train_step,
-        loss=loss_fn(setup.model, options.label_smoothing, options.r_drop),
-        optimizer=setup.optimizer,
-        accumulate=setup.accumulate,
-        ema=options.ema,
-    )
 
 
 def empty_batch(shape: Shape, packed: bool = False) -> Batch:

@@ -1,105 +1,40 @@
 """Requests that training stop when the process receives SIGINT or SIGTERM.
 
-Training stops between two steps, or before a program runs that it evaluates with. Neither tracing
-nor XLA can be interrupted: a program is compiled in a thread, which is abandoned.
+Training stops between two steps, or between two batches that it evaluates. A signal that arrives
+while a program is compiled waits for the end of its compilation; a second one ends the process.
 """
 
 from __future__ import annotations
 
-import atexit
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-import jax
-import numpy as np
-
-from transformer_jax.parallel.processes import end_now, maximum
-
-LOOK_SECONDS = 0.05
-"""Seconds between two looks for a signal while a program is compiled."""
+from transformer_jax.parallel.processes import maximum
 
 TWICE_SECONDS = 0.25
 """Seconds in which a signal that arrives again is the same request."""
 
 
-class Stopped(BaseException):
-    """A request to stop has been met before a program has run."""
-
-
 class StopRequest:
-    """A request to stop; `signal` is the number of the signal that has arrived, or 0."""
+    """A request to stop.
+
+    signal: the number of the signal that has arrived in this process, or 0. agreed: the number of
+    the signal that all processes know to have arrived in one of them, or 0.
+    """
 
     def __init__(self) -> None:
-        self.signal = 0
-        self._agreed = 0
+        self.signal = self.agreed = 0
 
-    def agreed(self, ask: bool = True) -> int:
-        """Returns the signal that the processes know to have arrived in any of them, or 0.
-
-        ask: whether they tell each other now; it must be the same in all.
-        """
-        if ask and not self._agreed:
-            self._agreed = maximum(self.signal)
-        return self._agreed
-
-    def checked(
-        self, function: Callable[..., Any], *, each_call: bool = True
-    ) -> Callable[..., Any]:
-        """Returns `function`, which `jit` compiles, with a check for requests before it runs.
-
-        The second argument is a batch: the function is compiled for each of its shapes, which a
-        signal ends at once. each_call: whether to check before each call, and then to wait for its
-        result, or to check only before the first call with a new shape. The returned function
-        raises Stopped, in all processes.
-        """
-        known: set[tuple[tuple[int, ...], ...]] = set()
-
-        def run(*arguments: Any) -> Any:
-            shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(arguments[1]))
-            new = shapes not in known
-            if new and hasattr(function, "lower"):  # pmap's has none
-                self._compile(function, arguments)
-            if (new or each_call) and self.agreed():
-                raise Stopped
-            known.add(shapes)
-            result = function(*arguments)
-            return jax.block_until_ready(result) if each_call else result
-
-        return run
-
-    def _compile(self, function: Any, arguments: tuple[Any, ...]) -> None:
-        """Compiles a function, so that calling it does not, until a signal arrives.
-
-        The thread looks for a signal now and then. An exception from the handler of a signal could
-        be lost, since Python drops those that are raised while it finalizes an object.
-        """
-        compiling: Future[Any] = Future()
-
-        def compile() -> None:
-            try:
-                compiling.set_result(function.lower(*arguments).compile())
-            except Exception as error:
-                compiling.set_exception(error)
-
-        thread = threading.Thread(target=compile, name="compile", daemon=True)
-        thread.start()
-        while not self.signal:
-            if wait([compiling], timeout=LOOK_SECONDS).done:
-                compiling.result()
-                return
-        atexit.register(_abandon, thread, 128 + self.signal)
-
-
-def _abandon(thread: threading.Thread, status: int) -> None:
-    """Ends the process if XLA still compiles, which would crash when Python cleans up."""
-    if thread.is_alive():
-        end_now(status)
+    def cancelled(self) -> bool:
+        """Returns whether a signal has arrived in any process, for which the processes ask each
+        other: all of them must make the same calls."""
+        self.agreed = self.agreed or maximum(self.signal)
+        return self.agreed > 0
 
 
 def end_by(number: int) -> NoReturn:

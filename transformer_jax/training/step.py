@@ -1,4 +1,4 @@
-"""One update and one evaluation as pure functions: no jit, no devices, no I/O."""
+"""The loss, one update and one evaluation as pure functions: no jit, no devices, no I/O."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.errors import UserError
+from transformer_jax.models.transformer import Model
+from transformer_jax.training.losses import auxiliary_losses, symmetric_divergence, token_loss
 from transformer_jax.types import Batch, Key, Mean, Params
 
 Averages = dict[str, Array]
@@ -59,6 +61,29 @@ def init_state(
     copy = None if ema is None else jax.tree.map(jnp.copy, params)
     step = jnp.zeros((), jnp.int32)
     return TrainState(step, params, optimizer.init(params), copy, averages or {})
+
+
+def loss_fn(model: Model, smoothing: float = 0.0, r_drop: float = 0.0) -> LossFn:
+    """Returns the loss function of a model for `train_step` and `eval_step`.
+
+    smoothing: as in `token_loss`. r_drop: weight α of R-Drop (Liang et al. 2021, formula 4), which
+    has no effect in evaluation. Each pair then has two rows, and its target tokens count twice.
+    """
+
+    def loss(
+        params: Params, batch: Batch, key: Key | None, averages: Averages
+    ) -> tuple[Float[Array, ""], LossSums]:
+        twice = bool(r_drop) and key is not None
+        if twice:  # adjacent rows stay on one device
+            batch = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), batch)
+        output: Any = model.apply({"params": params}, batch, key)
+        total, count = token_loss(output.logits, batch.target_out, smoothing)
+        if twice:
+            total += r_drop / 2 * symmetric_divergence(output.logits, batch.target_out)
+        auxiliary, metrics = auxiliary_losses(output, batch.target_out, averages)
+        return total + auxiliary, LossSums(count, output.metrics | metrics)
+
+    return loss
 
 
 def gradients(

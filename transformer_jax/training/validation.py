@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from transformer_jax.config import Config, DecodeConfig
-from transformer_jax.data import loader as data
 from transformer_jax.data.dataset import Examples, Report, tokenize
+from transformer_jax.data.loader import evaluation_batches
 from transformer_jax.decoding.evaluation import score
+from transformer_jax.decoding.loop import Cancelled
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.models.quantization import dequantize
 from transformer_jax.models.transformer import Model
 from transformer_jax.parallel.compile import compile_step
-from transformer_jax.parallel.mesh import data_parallel_size, local_rows, shard_batch
+from transformer_jax.parallel.mesh import local_shard, shard_batch
 from transformer_jax.parallel.processes import require_same_everywhere, this_process
 from transformer_jax.text.corpus import Corpus
-from transformer_jax.training.setup import loss_fn
-from transformer_jax.training.step import eval_step
+from transformer_jax.training.setup import Setup
+from transformer_jax.training.step import eval_step, loss_fn
 from transformer_jax.types import Batch, Params
+
+SAMPLES = 3
+"""Number of translations of each corpus that are shown."""
 
 
 def dev_loss_fn(
@@ -31,31 +37,56 @@ def dev_loss_fn(
     config: Config,
     mesh: Mesh,
     executor: str = "jit",
-    checked: Callable[[Any], Any] = lambda function: function,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Callable[[Params, Examples], dict[str, float]]:
     """Returns a function (params, examples) -> loss and perplexity, without label smoothing.
 
-    checked: wraps the compiled function of (params, batch) that it calls.
+    cancelled: is called before each batch; if it returns True, the function raises Cancelled.
     """
-    loss = loss_fn(model, 0.0)
+    loss, shard = loss_fn(model), local_shard(mesh)
 
     def step(params: Params, batch: Batch, **options: Any) -> Any:
         return eval_step(dequantize(params), batch, loss=loss, **options)
 
     deterministic = config.execution.deterministic
-    losses = checked(compile_step(step, mesh, executor, deterministic=deterministic))
+    losses = compile_step(step, mesh, executor=executor, deterministic=deterministic)
 
-    def dev_loss(params: Params, examples: Examples) -> dict[str, float]:
-        batches = data.evaluation_batches(
-            examples,
-            config.data,
-            decoder_start_id=config.model.decoder_start_id,
-            devices=data_parallel_size(mesh),
-            parts=local_rows(mesh),
-        )
-        return corpus_loss(losses(params, shard_batch(batch, mesh)) for batch in batches)
+    def sums(params: Params, examples: Examples) -> Iterator[Any]:
+        for batch in evaluation_batches(examples, config, shard):
+            if cancelled():
+                raise Cancelled
+            yield jax.block_until_ready(losses(params, shard_batch(batch, mesh)))
 
-    return dev_loss
+    return lambda params, examples: corpus_loss(sums(params, examples))
+
+
+class DevScores:
+    """Scores the development corpora of training, by loss and by greedy translation.
+
+    cancelled: is called now and then; once it returns True, scoring is given up.
+    """
+
+    def __init__(self, setup: Setup, cancelled: Callable[[], bool]) -> None:
+        config, self._dev = setup.config, setup.dev
+        executor = config.execution.executor
+        self.loss = dev_loss_fn(setup.model, config, setup.mesh, executor, cancelled)
+        greedy = dataclasses.replace(config, decode=DecodeConfig(beam=1))
+        self.translator = Translator(greedy, setup.tokenizers, {}, setup.mesh, cancelled=cancelled)
+
+    def __call__(self, params: Params) -> tuple[dict[str, dict[str, float]], list[Any]] | None:
+        """Returns scores by corpus, and sample translations; None: scoring was given up."""
+        translator = self.translator.with_params(params)
+        scores: dict[str, dict[str, float]] = {}
+        samples: list[Any] = []
+        try:
+            for name, dev in self._dev.items():
+                losses = self.loss(params, dev.examples)
+                outputs = translator(dev.sources)
+                scores[name] = losses | {"bleu": score(outputs, dev.references)["bleu"]}
+                samples += list(zip(dev.sources, outputs, dev.references, strict=True))[:SAMPLES]
+        except Cancelled:
+            return None
+        return scores, samples[:SAMPLES]
 
 
 class Evaluation(NamedTuple):

@@ -1,0 +1,50 @@
+"""The training loop of docs/own_loop.md is short, and the same loop on any devices."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tools.common import config_file
+from transformer_jax.config import Config, MeshConfig
+from transformer_jax.parallel import parameters
+
+PAGE = (Path(__file__).parents[2] / "docs" / "own_loop.md").read_text("utf-8")
+(PROGRAM,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+
+
+def test_the_loop_is_short() -> None:
+    assert len(PROGRAM.splitlines()) <= 40
+
+
+@pytest.mark.parametrize(
+    "mesh", [MeshConfig(), pytest.param(MeshConfig(data=2, fsdp=4), marks=pytest.mark.long)]
+)
+def test_losses_do_not_depend_on_the_devices(
+    mesh: MeshConfig, tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropout and subword sampling are on."""
+    devices = jax.devices()
+
+    def run(mesh: MeshConfig, count: int) -> Any:
+        monkeypatch.setattr(jax, "devices", lambda *_: devices[:count])
+        config_file(replace(tiny_config, mesh=mesh), tmp_path / "configs" / "quickstart.py")
+        space: dict[str, Any] = {}
+        exec(compile(PROGRAM, "own_loop.py", "exec"), space)
+        assert space["mesh"].size == count
+        return space
+
+    (tmp_path / "configs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(parameters, "MIN_SHARDED_SIZE", 64)
+    one, eight = run(MeshConfig(), 1), run(mesh, 8)
+    leaf = eight["state"].params["target_embedding"]["embedding"]
+    assert leaf.sharding.is_fully_replicated == (mesh == MeshConfig())
+    np.testing.assert_allclose(one["losses"], eight["losses"], rtol=1e-5)
+    assert one["losses"][-1] < one["losses"][0]
+    lines = ["red old", "blue"]
+    assert one["translator"](lines) == eight["translator"](lines)
