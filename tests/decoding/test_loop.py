@@ -28,14 +28,14 @@ def translator_of(run: Run, tokens: int, **changes: Any) -> Translator:
 @pytest.fixture
 def merged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The position of each merged batch, and the number of its rows that are missing."""
-    merge, seen = loop.Loop._merge, []
+    resume, seen = loop.Loop._resume, []
 
     def counted(search: Any, job: Any) -> Any:
-        progress = merge(search, job)
+        progress = resume(search, job)
         seen.append((job.bucket.position, int(np.sum(progress.done))))
         return progress
 
-    monkeypatch.setattr(loop.Loop, "_merge", counted)
+    monkeypatch.setattr(loop.Loop, "_resume", counted)
     monkeypatch.setattr(translator, "make_phases", partial(strategies.make_phases, first_length=4))
     return seen
 

@@ -105,7 +105,7 @@ def load_translator(
     # All take the coordinator's choice, since training may save a better checkpoint meanwhile.
     step = broadcast(loaded.best_step() if options.step is None else options.step)
     loaded = dataclasses.replace(loaded, config=config)
-    return Translator.of_runs(loaded, *others, step=step, heads=heads)
+    return Translator.load(loaded, *others, step=step, heads=heads)
 
 
 def parse_layers(option: str, texts: Sequence[str]) -> list[tuple[int, int | None]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -25,53 +26,49 @@ class Cancelled(Exception):
     """The caller has cancelled a search."""
 
 
+@dataclass
 class Loop:
     """Searches batches of lines, in the order that a `Scheduler` decides.
 
     The arrays of a search are short at first, and are doubled when they are full. A program is
     compiled when a thread first needs it, while other threads search.
-
-    phases: those of the search, compiled. threads: number of batches that are searched at a time;
-    1: in the thread that calls. merge: whether to merge the unfinished sentences of several
-    batches; needs one device. done: called with the batch and the row of each line once it is done,
-    by one thread at a time. cancelled: asked before each program; needs one thread.
     """
 
-    def __init__(
-        self,
-        phases: Phases,
-        params: Sequence[Params],
-        batches: Sequence[Lines],
-        *,
-        threads: int,
-        merge: bool,
-        done: Callable[[int, int], None] = lambda batch, row: None,
-        cancelled: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._phases, self._params, self._batches = phases, params, batches
-        self._threads, self._merges, self._done, self._cancelled = threads, merge, done, cancelled
-        shapes = [tuple(None if x is None else np.shape(x) for x in lines) for lines in batches]
-        self._scheduler = Scheduler(shapes, merge=merge)
+    phases: Phases  # those of the search, compiled
+    params: Sequence[Params]  # those of each model
+    batches: Sequence[Lines]
+    threads: int  # number of batches that are searched at a time; 1: in the thread that calls
+    merge: bool  # whether to merge unfinished sentences of several batches; needs one device
+    done: Callable[[int, int], None] = lambda batch, row: None
+    """Called with the batch and the row of each line once it is done, by one thread at a time."""
+    cancelled: Callable[[], bool] = lambda: False
+    """Asked before each program; needs one thread."""
+
+    def __post_init__(self) -> None:
+        shapes = [
+            tuple(None if x is None else np.shape(x) for x in lines) for lines in self.batches
+        ]
+        self._scheduler = Scheduler(shapes, merge=self.merge)
         self._hypotheses: dict[Sentence, Row] = {}
         # For each pending sentence the arrays of those that left a search together, and its row.
         self._pending: dict[Sentence, tuple[Any, int]] = {}
-        self._changed = threading.Condition()  # guards the three above, and calls of `done`
         self._failed = False
+        self._changed = threading.Condition()  # guards all of these, and calls of `done`
 
     def run(self) -> list[list[Row]]:
         """Returns the hypotheses of each line of each batch.
 
         Cancelled: `cancelled` has returned True.
         """
-        if self._threads == 1:
+        if self.threads == 1:
             self._run_jobs()
         else:
-            with ThreadPoolExecutor(self._threads, "search") as pool:
-                for thread in [pool.submit(self._run_jobs) for _ in range(self._threads)]:
+            with ThreadPoolExecutor(self.threads, "search") as pool:
+                for thread in [pool.submit(self._run_jobs) for _ in range(self.threads)]:
                     thread.result()
         return [
             [self._hypotheses[Sentence(i, row)] for row in range(np.shape(lines.source)[0])]
-            for i, lines in enumerate(self._batches)
+            for i, lines in enumerate(self.batches)
         ]
 
     def _run_jobs(self) -> None:
@@ -99,36 +96,37 @@ class Loop:
         leave_at = np.array(job.leave_at, np.int32)
         self._check()
         if job.bucket.position == 0:
-            lines = self._batches[job.sentences[0].batch]
-            progress = jax.block_until_ready(self._phases.prefill(self._params, lines))
+            lines = self.batches[job.sentences[0].batch]
+            progress = jax.block_until_ready(self.phases.prefill(self.params, lines))
         else:
-            progress = self._merge(job)
+            progress = self._resume(job)
         while True:
             self._check()
             if int(progress.position) == capacity(progress):
-                progress = self._phases.grow(progress)
+                progress = self.phases.grow(progress)
             # A signal can interrupt this wait, but not the copies that follow.
             progress, done, hypotheses = jax.block_until_ready(
-                self._phases.decode(self._params, progress, leave_at)
+                self.phases.decode(self.params, progress, leave_at)
             )
             done, arrays = np.asarray(done), [np.asarray(x) for x in hypotheses]
             with self._changed:
                 for i, sentence in enumerate(job.sentences):
                     if done[i] and sentence not in self._hypotheses:
                         self._hypotheses[sentence] = [x[i] for x in arrays]
-                        self._done(*sentence)
+                        self.done(*sentence)
             # What may be merged goes back to the scheduler also when only its arrays are full.
-            if done.all() or self._merges:
+            if done.all() or self.merge:
                 return self._leave(job, progress, np.flatnonzero(~done))
 
     def _check(self) -> None:
         """Cancelled: the caller has cancelled the search."""
-        if self._cancelled():
+        if self.cancelled():
             raise Cancelled
 
     def _leave(self, job: Job, progress: Progress, rows: np.ndarray) -> None:
         """Keeps the unfinished rows of a search, and returns its job to the scheduler."""
         sentences, position = [job.sentences[i] for i in rows], int(progress.position)
+        # The position is that of the bucket. Nothing is fetched if all sentences are done.
         arrays: Any = progress._asdict() | {"position": None} if sentences else None
         arrays = jax.tree.map(lambda x: np.asarray(x)[rows], arrays)
         with self._changed:
@@ -136,7 +134,7 @@ class Loop:
             self._scheduler.returned(job, position, sentences)
             self._changed.notify_all()
 
-    def _merge(self, job: Job) -> Progress:
+    def _resume(self, job: Job) -> Progress:
         """Returns the search of pending sentences; rows that are missing count as done."""
         count = len(job.sentences)
         with self._changed:

@@ -79,38 +79,28 @@ class TrainedModel:
     @classmethod
     def load(
         cls: type[Trained],
-        folder: epath.PathLike,
-        *others: epath.PathLike,
+        folder: epath.PathLike | Run,
+        *others: epath.PathLike | Run,
         step: int | None = None,
         decode: DecodeConfig | None = None,
         **options: Any,
     ) -> Trained:
         """Loads a run, with its best checkpoint or that of `step`.
 
-        With `others`, the probabilities of all runs are averaged, with the search of the first.
-        UserError: their tokenizers are not the same.
+        With `others`, the probabilities of all runs are averaged, with the search of the first. A
+        run that is loaded already may be given instead of its folder. UserError: the tokenizers of
+        the runs are not the same.
         """
-        return cls.of_runs(*map(run.load, (folder, *others)), step=step, decode=decode, **options)
-
-    @classmethod
-    def of_runs(
-        cls: type[Trained],
-        first: Run,
-        *others: Run,
-        step: int | None = None,
-        decode: DecodeConfig | None = None,
-        **options: Any,
-    ) -> Trained:
-        """Does as `load`, with runs that are loaded."""
-        config = first.config
+        runs = [each if isinstance(each, Run) else run.load(each) for each in (folder, *others)]
+        first, config = runs[0], runs[0].config
         if decode is not None:
             config = dataclasses.replace(config, decode=decode)
-        for other in others:
+        for other in runs[1:]:
             _require_same_ids(first, other)
-        steps = [first.best_step() if step is None else step, *(o.best_step() for o in others)]
+        steps = [first.best_step() if step is None else step, *(r.best_step() for r in runs[1:])]
         models = [
             Member(each.config.model, _load_params(each, chosen))
-            for each, chosen in zip((first, *others), steps, strict=True)
+            for each, chosen in zip(runs, steps, strict=True)
         ]
         trained = cls(config, first.tokenizers, models[0].params, others=models[1:], **options)
         trained.steps = tuple(steps)
