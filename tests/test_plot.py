@@ -130,9 +130,9 @@ def test_a_placement_is_drawn_where_the_part_is() -> None:
 
 def test_a_roofline_is_the_lesser_of_its_limits() -> None:
     (axes,) = plot.roofline({"a": (2.0, 3e9)}, peak=8e9, bandwidth=2e9).axes
-    found = points(axes)
-    assert found.pop("a") == [(2, 3)]
-    (roof,) = found.values()
+    drawn = points(axes)
+    assert drawn.pop("a") == [(2, 3)]
+    (roof,) = drawn.values()
     np.testing.assert_allclose([y for _, y in roof], [min(8, 2 * x) for x, _ in roof])
 
 

@@ -7,7 +7,8 @@ color-blind readers tell apart, and lines differ by their markers, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -108,11 +109,10 @@ def lines(panels: Panels, x: str, xscale: str = "linear", yscale: str = "linear"
     """
     figure, grid = _grid(len(panels), len(panels), (4.0, 3.0))
     for axes, (title, named) in zip(grid, panels.items(), strict=True):
-        look = zip(cycle(COLORS), cycle(MARKERS), strict=True)
-        for (name, points), (color, marker) in zip(named.items(), look, strict=False):
+        for (name, points), look in zip(named.items(), _looks(), strict=False):
             xs, ys = zip(*points, strict=True) if points else ((), ())
             every = max(len(points) // 12, 1)
-            axes.plot(xs, ys, color=color, marker=marker, markersize=4, markevery=every, label=name)
+            axes.plot(xs, ys, label=name, markersize=4, markevery=every, **look)
         for axis, set_scale, scale in (
             (axes.xaxis, axes.set_xscale, xscale),
             (axes.yaxis, axes.set_yscale, yscale),
@@ -141,18 +141,20 @@ def training_curves(runs: Mapping[str, Iterable[Mapping[str, Any]]]) -> Figure:
     A run is its records (`read_metrics`), or the evaluations of a result file, with step, loss and
     bleu. Losses are nats a token; that of training has label smoothing and auxiliary losses.
     """
-    panels: dict[str, dict[str, list[list[Number]]]] = {"loss": {}, "development BLEU": {}}
+    loss: dict[str, list[list[Number]]] = defaultdict(list)
+    bleu: dict[str, list[list[Number]]] = defaultdict(list)
     for name, records in runs.items():
+        label = f"{name} " if name else ""
         for record in records:
             kind, step = record.get("kind", "evaluation"), record.get("step", 0)
-            label = f"{name} " if name else ""
             if kind == "train":
-                _add(panels["loss"], f"{label}training", step, record["loss"])
+                loss[f"{label}training"].append([step, record["loss"]])
             elif kind == "evaluation":
                 scores = next(iter(record["sets"].values())) if "sets" in record else record
-                _add(panels["loss"], f"{label}development", step, scores["loss"])
+                loss[f"{label}development"].append([step, scores["loss"]])
                 if scores.get("bleu") is not None:
-                    _add(panels["development BLEU"], name, step, scores["bleu"])
+                    bleu[name].append([step, scores["bleu"]])
+    panels = {"loss": loss, "development BLEU": bleu}
     return lines({title: named for title, named in panels.items() if named}, "step")
 
 
@@ -179,10 +181,8 @@ def roofline(points: Mapping[str, tuple[float, float]], *, peak: float, bandwidt
     intensities = [intensity for intensity, _ in points.values()] + [ridge]
     x = np.array([min(intensities) / 4, ridge, max(intensities) * 4])
     axes.loglog(x, np.minimum(peak, bandwidth * x) / 1e9, base=2, color=GRAY)
-    looks = zip(cycle(COLORS), cycle(MARKERS), strict=True)
-    for (name, (intensity, rate)), (color, marker) in zip(points.items(), looks, strict=False):
-        look: Any = {"color": color, "marker": marker, "linestyle": "none", "label": name}
-        axes.loglog(intensity, rate / 1e9, base=2, **look)
+    for (name, (intensity, rate)), look in zip(points.items(), _looks(), strict=False):
+        axes.loglog(intensity, rate / 1e9, base=2, linestyle="none", label=name, **look)
     axes.set_xlabel("FLOPs for each byte")
     axes.set_ylabel("GFLOP/s")
     for axis in (axes.xaxis, axes.yaxis):
@@ -246,9 +246,8 @@ def save(figure: Figure, path: Path) -> None:
 
     The same figure always gives the same bytes. UserError: the format is unknown.
     """
-    supported = figure.canvas.get_supported_filetypes()
     kind = path.suffix.removeprefix(".")
-    if kind not in supported:
+    if kind not in figure.canvas.get_supported_filetypes():
         raise UserError(f"{path}: unknown format; name a file that ends with .svg, .png or .pdf")
     with rc_context({**_STYLE, "svg.hashsalt": "transformer_jax", "svg.fonttype": "path"}):
         dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
@@ -271,8 +270,10 @@ def _grid(
     return figure, axes[:count]
 
 
-def _add(named: dict[str, list[list[Number]]], name: str, x: Number, y: Number) -> None:
-    named.setdefault(name, []).append([x, y])
+def _looks() -> Iterator[dict[str, Any]]:
+    """Yields a color and a marker for each line of a panel."""
+    pairs = zip(cycle(COLORS), cycle(MARKERS), strict=True)
+    return ({"color": color, "marker": marker} for color, marker in pairs)
 
 
 def _box(index: Sequence[slice], shape: tuple[int, ...]) -> tuple[float, ...]:
