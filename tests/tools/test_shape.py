@@ -1,6 +1,15 @@
 """What `make shape` counts."""
 
-from tools.shape import code_lines, file_count, sizes, ways
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tools.shape import ROOT, code_lines, sizes
+
+LIMITS = {"train": (14, 9), "model": (9, 6), "translate": (13, 8)}
+"""The greatest numbers of calls and of files on each way."""
 
 TEXT = '''"""A docstring
 of two lines."""
@@ -31,13 +40,17 @@ def test_the_parts_of_the_package_add_up_to_it() -> None:
     assert [name for name, _ in others[len(parts) :]] == ["tools", "tests"]
 
 
-def test_the_ways_lead_from_training_to_the_scores_and_from_translation_to_the_top_k() -> None:
-    found = ways()
-    assert found["train"][0] == "training/trainer.py:train"
-    assert "training/step.py:train_step" in found["train"]
-    assert found["train"][-len(found["model"]) :] == found["model"]
-    assert found["model"][0] == "models/transformer.py:Transformer.__call__"
-    assert found["model"][-1].startswith("attention/scores.py:")
-    assert found["translate"][0] == "decoding/translator.py:Translator.translate"
-    assert found["translate"][-1].startswith("decoding/top_k.py:")
-    assert file_count(found["model"]) < len(found["model"]) < len(found["train"])
+@pytest.mark.long
+def test_the_ways_are_short_and_those_of_the_guide() -> None:
+    """On one device, where no kernel is mapped over a mesh."""
+    env = os.environ | {"XLA_FLAGS": ""}
+    command = [sys.executable, "-m", "tools.shape"]
+    output = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=True)
+    ways = {part.split(":")[0]: part.split()[5:] for part in output.stdout.split("\n\n")[1:]}
+    for name, (frames, files) in LIMITS.items():
+        assert len(ways[name]) <= frames, ways[name]
+        assert len({call.partition(":")[0] for call in ways[name]}) <= files, ways[name]
+    assert ways["train"][-len(ways["model"]) :] == ways["model"]
+    guide = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    for name in ("train", "translate"):
+        assert guide.split(f"<!-- {name} -->\n```\n")[1].split("\n```")[0].split() == ways[name]
