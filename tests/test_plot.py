@@ -153,11 +153,11 @@ def test_text_is_legible_on_white_and_on_black() -> None:
         linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
         return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
 
-    grey = luminance(plot.GREY)
-    assert 1.05 / (grey + 0.05) > 4.5
-    assert (grey + 0.05) / 0.05 > 4.5
+    gray = luminance(plot.GRAY)
+    assert 1.05 / (gray + 0.05) > 4.5
+    assert (gray + 0.05) / 0.05 > 4.5
     figure = plot.training_curves({"": EVALUATIONS})
     assert to_rgba(figure.get_facecolor())[3] == 0
     legend = figure.axes[0].get_legend()
     assert legend is not None
-    assert {text.get_color() for text in legend.get_texts()} == {plot.GREY}
+    assert {text.get_color() for text in legend.get_texts()} == {plot.GRAY}

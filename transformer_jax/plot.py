@@ -1,6 +1,6 @@
 """Plots arrays and result files. Needs the extra `plot` (matplotlib).
 
-Every function returns a new `Figure` and keeps no state. Text is grey on a transparent background,
+Every function returns a new `Figure` and keeps no state. Text is gray on a transparent background,
 which can be read on white and on black; colors are those of Okabe and Ito (2008), which
 color-blind readers tell apart, and lines differ by their markers, too.
 """
@@ -32,7 +32,7 @@ Points = Sequence[Sequence[Number]]
 Panels = Mapping[str, Mapping[str, Points]]
 """The lines of each panel: points by name, by title."""
 
-GREY = "#767676"
+GRAY = "#767676"
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
@@ -40,8 +40,8 @@ MOST_TOKENS = 64
 """Number of tokens on each side of an attention map; more cannot be read."""
 
 _STYLE: Any = {
-    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), GREY),
-    "axes.edgecolor": GREY,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), GRAY),
+    "axes.edgecolor": GRAY,
     "axes.titlesize": 10,
     "legend.fontsize": 8,
     "axes.spines.top": False,
@@ -85,7 +85,7 @@ def attention_maps(
     first = f"first {MOST_TOKENS} of"
     notes = [f"{first} {n} {side} tokens" for side, n in cut.items() if n > MOST_TOKENS]
     if notes:
-        figure.suptitle(", ".join(notes), color=GREY, fontsize=9)
+        figure.suptitle(", ".join(notes), color=GRAY, fontsize=9)
     return figure
 
 
@@ -180,7 +180,7 @@ def roofline(points: Mapping[str, tuple[float, float]], *, peak: float, bandwidt
     ridge = peak / bandwidth
     intensities = [intensity for intensity, _ in points.values()] + [ridge]
     x = np.array([min(intensities) / 4, ridge, max(intensities) * 4])
-    axes.loglog(x, np.minimum(peak, bandwidth * x) / 1e9, base=2, color=GREY)
+    axes.loglog(x, np.minimum(peak, bandwidth * x) / 1e9, base=2, color=GRAY)
     for (name, (intensity, rate)), look in zip(points.items(), _looks(), strict=False):
         axes.loglog(intensity, rate / 1e9, base=2, linestyle="none", label=name, **look)
     axes.set_xlabel("FLOPs for each byte")
@@ -207,7 +207,7 @@ def beam_tree(beams: Sequence[Mapping[tuple[str, ...], float]]) -> Figure:
         ordered = sorted(beam, key=beam.__getitem__, reverse=True)
         for row, tokens in enumerate(ordered):
             x, y = places[tokens] = (float(position), -float(row))
-            color = COLORS[0] if best[:position] == tokens else GREY
+            color = COLORS[0] if best[:position] == tokens else GRAY
             if (parent := places.get(tokens[:-1])) is not None:
                 start = parent[0] + (0.62 if parent[0] else 0)
                 axes.plot([start, x - 0.05], [parent[1], y], color=color, linewidth=0.8)
@@ -232,7 +232,7 @@ def placement(arrays: Mapping[str, tuple[tuple[int, ...], Sharding]]) -> Figure:
             holders.setdefault(_box(index or (), shape), []).append(device.id)
         for (left, bottom, width, height), devices in holders.items():
             color = COLORS[min(devices) % len(COLORS)]
-            face = {"facecolor": color, "alpha": 0.35, "edgecolor": GREY}
+            face = {"facecolor": color, "alpha": 0.35, "edgecolor": GRAY}
             axes.add_patch(Rectangle((left, bottom), width, height, **face))
             middle = (left + width / 2, bottom + height / 2)
             axes.text(*middle, _ranges(devices), ha="center", va="center", fontsize=7)
