@@ -50,7 +50,7 @@ def test_rate_of_each_element(shape: tuple[int, ...]) -> None:
     assert np.abs(np.asarray(masks).mean(0) - (1 - RATE)).max() < LIMIT * deviation
 
 
-def test_rows_columns_and_neighbours_are_independent() -> None:
+def test_rows_columns_and_neighbors_are_independent() -> None:
     mask = tosses(jax.random.key(2), (500, 509))
     for lag in (1, 2, 3, 4, 5, 8, 64, 128, 256):
         assert_fair(mask[lag:] * mask[:-lag])

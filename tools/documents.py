@@ -27,7 +27,7 @@ DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 PACKAGE = Path("transformer_jax")
 
-BLEU = ("bleu_lower_tokenised", "bleu_cased_13a")
+BLEU = ("bleu_lower_tokenized", "bleu_cased_13a")
 """The scores of Multi30k that are shown side by side."""
 
 OTHER_FILES = {
@@ -69,10 +69,10 @@ def multi30k_line() -> str:
     """Returns the score of the recipe of Multi30k beside the best published one, in a sentence."""
     found = results.read("multi30k_seeds")
     run = found["rows"][f"recipe_{found['seeds'][0]}"]
-    bleu, deviation = found["mean_lower_tokenised"], found["deviation_lower_tokenised"]
+    bleu, deviation = found["mean_lower_tokenized"], found["deviation_lower_tokenized"]
     return (
         f"**{bleu:.2f} ± {deviation:.2f} BLEU** on Multi30k English-German (test_2016_flickr, "
-        f"lower-cased and tokenised, {len(found['seeds'])} seeds), with "
+        f"lower-cased and tokenized, {len(found['seeds'])} seeds), with "
         f"{run['parameters'] / 1e6:.1f} million parameters, trained on a CPU. The best "
         "published score of this size is 41.02."
     )
@@ -91,8 +91,8 @@ def multi30k() -> str:
 
     rows = [
         (
-            f"BLEU, lower-cased and tokenised (`{signatures['bleu_lower_tokenised']}`)",
-            spread("lower_tokenised"),
+            f"BLEU, lower-cased and tokenized (`{signatures['bleu_lower_tokenized']}`)",
+            spread("lower_tokenized"),
             "41.02 (Wu et al. 2021, 2.6 million parameters)",
         ),
         (
@@ -146,7 +146,7 @@ def multi30k_seeds() -> str:
     if tests := found.get("bootstrap"):
         rows.append(("p of the cased scores", *(f"{t['bleu']['p_value']:.3f}" for t in tests), ""))
     titles = (f"seed {seed}" for seed in seeds.SEEDS)
-    return _table(("lower-cased tokenised / cased", *titles, "mean ± deviation"), rows)
+    return _table(("lower-cased tokenized / cased", *titles, "mean ± deviation"), rows)
 
 
 def _bleu(run: dict[str, Any] | None) -> str:
@@ -210,7 +210,7 @@ def multi30k_published() -> str:
         )
         for title, found in ways.items()
     ]
-    head = ("", "lower-cased tokenised / cased", "parameters", "target tokens", "minutes")
+    head = ("", "lower-cased tokenized / cased", "parameters", "target tokens", "minutes")
     return _table(head, rows)
 
 
@@ -225,7 +225,7 @@ def multi30k_few() -> str:
         for way, title in titles.items()
         if any(name.startswith(way) for name in rows)
     ]
-    return _table(("lower-cased tokenised / cased", *(f"{n:,} pairs" for n in counts)), table)
+    return _table(("lower-cased tokenized / cased", *(f"{n:,} pairs" for n in counts)), table)
 
 
 def multi30k_fr() -> str:
@@ -248,7 +248,7 @@ def libreoffice() -> str:
 
 def _scores(found: dict[str, Any]) -> list[tuple[str, str]]:
     return [
-        ("BLEU, lower-cased and tokenised", f"{found['bleu_lower_tokenised']:.2f}"),
+        ("BLEU, lower-cased and tokenized", f"{found['bleu_lower_tokenized']:.2f}"),
         ("BLEU, cased, and chrF2", f"{found['bleu_cased_13a']:.2f}, {found['chrf']:.2f}"),
     ]
 

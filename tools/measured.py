@@ -37,7 +37,7 @@ def measure(
     outputs = [translation.text for translation in translator(sources)]
     scores = score(outputs, references, language)
     values = {
-        "bleu_lower_tokenised": scores["bleu_lower_tokenised"],
+        "bleu_lower_tokenized": scores["bleu_lower_tokenized"],
         "bleu_cased_13a": scores["bleu"],
         "chrf": scores["chrf"],
         "length_ratio": scores["length_ratio"],

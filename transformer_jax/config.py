@@ -111,7 +111,7 @@ class AttentionConfig(_Section):
     """Score of a query and a key: scaled_dot (the paper's, section 3.2.1), dot, general, additive,
     location."""
     window: int | None = None
-    """Number of positions on each side of the centre of a window (D), for the local kinds."""
+    """Number of positions on each side of the center of a window (D), for the local kinds."""
     layer: int | None = None
     """Index of the only layer of the stack that has this kind, the others being soft; None: all
     layers have it."""

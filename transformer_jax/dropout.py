@@ -53,7 +53,7 @@ def _hash(key: Array, shape: tuple[Size, ...]) -> Array:
 def _mix(word: Array, key: Array) -> Array:
     """Mixes `word` by rounds of multiplications and shifts, and adds `key` between them.
 
-    The multipliers are those of the finaliser "lowbias32" (C. Wellons, hash-prospector).
+    The multipliers are those of the finalizer "lowbias32" (C. Wellons, hash-prospector).
     """
     word = (word ^ (word >> 16)) * jnp.uint32(0x7FEB352D)
     word = (word ^ (word >> 15)) * jnp.uint32(0x846CA68B) + key

@@ -115,13 +115,13 @@ CASES += [
 ]
 
 
-OPTIMISED = ("packed, causal", 2)
+OPTIMIZED = ("packed, causal", 2)
 LONG = {"uneven blocks": pytest.param("uneven blocks", marks=pytest.mark.long)}
 
 
 @pytest.mark.parametrize(
     ("mask", "shared"),
-    [pytest.param(*c, marks=[pytest.mark.optimised] if c == OPTIMISED else []) for c in CASES],
+    [pytest.param(*c, marks=[pytest.mark.optimized] if c == OPTIMIZED else []) for c in CASES],
 )
 @pytest.mark.parametrize("kernel", [LONG.get(name, name) for name in KERNELS])
 def test_kernels_are_attention_in_float32(kernel: str, mask: str, shared: int) -> None:

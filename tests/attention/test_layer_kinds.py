@@ -110,12 +110,12 @@ def test_kinds_learn_all_that_they_hold(kind: ModelConfig) -> None:
     (total, count), grads = gradient(kind)(make_batch(LENGTHS))
     assert jnp.isfinite(total)
     assert count == 13
-    unlearnt = {"hard": ("cross_attention/query", "cross_attention/key")}
+    unlearned = {"hard": ("cross_attention/query", "cross_attention/key")}
     for name, leaf in flat(grads).items():
         assert np.isfinite(leaf).all(), name
         # A bias on keys moves all of a query's scores alike; a choice without a key is no sample.
         spared = name.endswith("key/bias") or ("key/" in name and "location" in str(kind))
-        hard = any(part in name for part in unlearnt.get(kind.cross_attention.kind, ()))
+        hard = any(part in name for part in unlearned.get(kind.cross_attention.kind, ()))
         assert np.any(leaf) or spared or hard, name
 
 
@@ -454,18 +454,18 @@ class ByHand:
         self.config, self.lengths = inputs.config, lengths
 
     def score(self, q: np.ndarray, n: int, b: int, s: int) -> float:
-        k, learnt = self.key[b, n, s], {name: x[n] for name, x in self.params.items()}
+        k, learned = self.key[b, n, s], {name: x[n] for name, x in self.params.items()}
         match self.config.score:
             case "dot":
                 return q @ k
             case "scaled_dot":
                 return q @ k / len(q) ** 0.5
             case "general":
-                return q @ learnt["w"] @ k
+                return q @ learned["w"] @ k
             case "additive":
-                return learnt["v"] @ np.tanh(q @ learnt["w"] + k @ learnt["u"])
+                return learned["v"] @ np.tanh(q @ learned["w"] + k @ learned["u"])
             case "location":
-                return q @ learnt["positions"][:, s]
+                return q @ learned["positions"][:, s]
             case other:
                 raise ValueError(other)
 
@@ -481,7 +481,7 @@ class ByHand:
             case "local-m":
                 return self.soft(b, n, t, lambda s: abs(s - t) <= window)
             case "local-p":
-                w, v = self.params["centre_w"][n], self.params["centre_v"][n]
+                w, v = self.params["center_w"][n], self.params["center_v"][n]
                 inner = v @ np.tanh(self.query[b, n, t] @ w)
                 p = self.lengths[b] / (1 + np.exp(-inner))
                 gauss = np.exp(-((places - p) ** 2) / (2 * (window / 2) ** 2))

@@ -344,7 +344,7 @@ def test_evaluation_prints_scores_and_signatures(
     assert text.count("reference ") == 2
     assert f"{finished.config.data.dev[0]}, step {finished.best_step()}: bleu " in text
     assert "tok:13a" in text
-    assert "bleu_lower_tokenised" in text
+    assert "bleu_lower_tokenized" in text
     main(["evaluate", f"--run={finished.folder}", "--json", "--beam=1"])
     found = json.loads(capsys.readouterr().out)
     assert (found["search"]["beam"], found["steps"]) == (1, [finished.best_step()])

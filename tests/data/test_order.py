@@ -83,14 +83,14 @@ def test_every_pair_is_drawn_once_in_a_pass(size: int) -> None:
         )
 
 
-def test_chunks_consist_of_blocks_of_neighbours() -> None:
+def test_chunks_consist_of_blocks_of_neighbors() -> None:
     size = 256 * 400 + 19
     order = make_order([size], config(), 0)
     chunks = [order.draw(i, i * 25_600, min((i + 1) * 25_600, size)).pairs for i in range(5)]
     assert np.array_equal(np.sort(np.concatenate(chunks)), np.arange(size))
     for pairs in chunks[:-1]:
-        neighbours = np.diff(np.sort(pairs)) == 1
-        assert 1 - np.mean(neighbours) < 101 / 25_600  # at most a hundred blocks
+        neighbors = np.diff(np.sort(pairs)) == 1
+        assert 1 - np.mean(neighbors) < 101 / 25_600  # at most a hundred blocks
         assert np.mean(np.diff(pairs) == 1) < 0.01  # shuffled
         assert np.corrcoef(pairs, np.arange(25_600))[0, 1] < 0.05
         assert abs(np.mean(pairs) / size - 0.5) < 0.15  # from the whole corpus

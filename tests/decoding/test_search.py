@@ -112,7 +112,7 @@ def grow(sentence: int, hypothesis: Scored) -> list[Scored]:
     return sorted(grown, reverse=True)
 
 
-def normalised(hypotheses: list[Scored], name: str) -> list[Scored]:
+def normalized(hypotheses: list[Scored], name: str) -> list[Scored]:
     """Best first, with the length penalty."""
     penalty: Any = LENGTH_PENALTIES[name]
     return sorted((Scored(penalty(h.score, len(h.ids)), h.ids) for h in hypotheses), reverse=True)
@@ -142,7 +142,7 @@ def simple_beam(
         alive = [g for g in grown if g.ids[-1] != EOS][:beams]
         if most is not None and len(ended) >= most:
             break
-    return normalised(ended, name)[:beams]
+    return normalized(ended, name)[:beams]
 
 
 def assert_found(found: Hypotheses, row: int, wanted: list[Scored]) -> None:
@@ -165,7 +165,7 @@ def test_beam_as_wide_as_the_space_is_brute_force(name: str) -> None:
     found = search(name, beams, 4, sentences, lengths)
     for row, (sentence, length) in enumerate(zip(sentences, lengths, strict=True)):
         everything = sequences(sentence, length) if length else []
-        assert_found(found, row, normalised(everything, name))
+        assert_found(found, row, normalized(everything, name))
 
 
 @pytest.mark.parametrize("name", LENGTH_PENALTIES)
@@ -333,7 +333,7 @@ def model_search(beams: int) -> Callable[[Any], Hypotheses]:
     return lambda source: run(params, source)
 
 
-@pytest.mark.optimised
+@pytest.mark.optimized
 def test_scores_are_those_of_the_model() -> None:
     source = make_batch(LENGTHS).source
     found = model_search(BEAMS)(source)
@@ -404,7 +404,7 @@ def test_a_wide_constrained_beam_is_brute_force(name: str) -> None:
     for row, phrases in enumerate(rows):
         wanted = [s for s in sequences(row, 4) if holds(s.ids, phrases)]
         assert 0 < len(wanted) < beams or not phrases
-        best = normalised(wanted, name)
+        best = normalized(wanted, name)
         ids = np.asarray(found.ids[row]).tolist()
         for hypothesis, own, score in zip(best, ids, found.scores[row], strict=False):
             assert tuple(i for i in own if i) == hypothesis.ids

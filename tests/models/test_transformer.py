@@ -193,7 +193,7 @@ def test_a_hidden_layer_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def promotion(strict: None) -> Iterator[None]:
-    """Flax's layer normalisation promotes bfloat16 by itself."""
+    """Flax's layer normalization promotes bfloat16 by itself."""
     with jax.numpy_dtype_promotion("standard"):
         yield
 

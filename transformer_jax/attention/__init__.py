@@ -8,7 +8,7 @@ from transformer_jax.attention.kinds import (
     local_m_attention,
     local_p_attention,
     plain_self_attention,
-    predicted_centre,
+    predicted_center,
     soft_attention,
 )
 from transformer_jax.attention.layer_kinds import AttentionInputs, AttentionOutput, register_kind
@@ -36,7 +36,7 @@ __all__ = [
     "local_p_attention",
     "padding_mask",
     "plain_self_attention",
-    "predicted_centre",
+    "predicted_center",
     "register_kind",
     "soft_attention",
 ]

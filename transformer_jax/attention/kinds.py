@@ -150,20 +150,20 @@ def local_p_attention(
     values: Float[Array, "*B S H"],
     mask: Bool[Array, "..."] | None = None,
     *,
-    centre: Float[Array, "*B T"],
+    center: Float[Array, "*B T"],
     window: int,
     key_positions: Array | None = None,
     score: ScoreFn = scaled_dot,
 ) -> ContextAndWeights:
-    """Returns soft attention in [p - D, p + D] around a predicted position p = `centre`.
+    """Returns soft attention in [p - D, p + D] around a predicted position p = `center`.
 
     After the softmax the weights are multiplied by exp(-(s - p)² / 2σ²) with σ = D / 2 and not
-    normalized again. (Luong et al. 2015, section 3.2, eq. 10; for p see `predicted_centre`)
+    normalized again. (Luong et al. 2015, section 3.2, eq. 10; for p see `predicted_center`)
     UserError: D is below 1.
     """
     positions = jnp.arange(keys.shape[-2]) if key_positions is None else key_positions
-    positions = jnp.expand_dims(positions, range(centre.ndim + 1 - positions.ndim))
-    distance = positions.astype(centre.dtype) - centre[..., None]
+    positions = jnp.expand_dims(positions, range(center.ndim + 1 - positions.ndim))
+    distance = positions.astype(center.dtype) - center[..., None]
     near = jnp.abs(distance) <= _at_least_one(window)
     visible = near if mask is None else near & jnp.broadcast_to(mask, near.shape)
     weights = masked_softmax(score(query, keys), visible)
@@ -177,7 +177,7 @@ def _at_least_one(window: int) -> int:
     return window
 
 
-def predicted_centre(
+def predicted_center(
     query: Float[Array, "*B T H"],
     lengths: Float[Array, "..."],  # broadcasts to [*B, T]
     w: Float[Array, "*N H H"],

@@ -154,15 +154,15 @@ def local_p(inputs: AttentionInputs) -> AttentionOutput:
     """Computes `kinds.local_p_attention` around the position that each head predicts."""
     queries, keys = inputs.query.shape[2], inputs.key.shape[2]
     first, length = inputs.mask.sentences(queries, keys)
-    w, v = inputs.matrix("centre_w"), inputs.vector("centre_v")
+    w, v = inputs.matrix("center_w"), inputs.vector("center_v")
     lengths = length[:, None].astype(jnp.float32)
-    centre = kinds.predicted_centre(inputs.query, lengths, w, v)
+    center = kinds.predicted_center(inputs.query, lengths, w, v)
     window, values = inputs.config.window or 0, inputs.repeat_heads(inputs.value)
     query, key = inputs.query, inputs.repeat_heads(inputs.key)
     if _gathers(inputs, keys, window):
         prepared, score = inputs.prepare(query, key), inputs.comparison()
         context = local_p_gathered(
-            *prepared, values, first, length, centre=centre, window=window, score=score
+            *prepared, values, first, length, center=center, window=window, score=score
         )
         return AttentionOutput(context, None)
     _, positions = inputs.mask.positions(queries, keys)
@@ -171,7 +171,7 @@ def local_p(inputs: AttentionInputs) -> AttentionOutput:
         key,
         values,
         inputs.dense_mask(),
-        centre=centre,
+        center=center,
         window=window,
         key_positions=positions[:, None, None],
         score=inputs.score,

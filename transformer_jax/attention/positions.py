@@ -40,7 +40,7 @@ def alibi_slopes(heads: int) -> np.ndarray:
 def alibi(
     query_positions: Int[Array, "#B T"], key_positions: Int[Array, "#B S"], heads: int
 ) -> Float[Array, "#B N T S"]:
-    """Returns the bias -slope · |distance|, which favours near keys (Press et al. 2022)."""
+    """Returns the bias -slope · |distance|, which favors near keys (Press et al. 2022)."""
     distance = jnp.abs(key_positions[:, None, :] - query_positions[:, :, None])
     slopes = jnp.asarray(alibi_slopes(heads))[None, :, None, None]
     return -slopes * distance[:, None].astype(jnp.float32)

@@ -4,7 +4,7 @@ The order is computed from the index of a pair in the order, so its memory does 
 corpora. A chunk of consecutive indices is what the loader plans together.
 
 The pairs of a corpus are drawn in passes. A pass begins at a random pair, cuts the
-corpus into blocks of 256 neighbours, which lie together on the disk, and permutes the blocks. The
+corpus into blocks of 256 neighbors, which lie together on the disk, and permutes the blocks. The
 pairs after the last whole block come last. Each chunk is then shuffled. If corpora are mixed, each
 of them has passes of its own, and a chunk takes from each in proportion to its share.
 """

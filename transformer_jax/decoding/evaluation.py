@@ -22,7 +22,7 @@ def score(
 
     `bleu` and `chrf` are cased sacreBLEU (13a) and chrF2 of raw text; `exact` is the fraction of
     lines that equal their reference, and `length_ratio` the number of 13a tokens over that of the
-    references. With the target's `language` there is also `bleu_lower_tokenised`, the metric of
+    references. With the target's `language` there is also `bleu_lower_tokenized`, the metric of
     published Multi30k scores: BLEU after lower-casing, Moses normalization and tokenization of both
     sides. Both sides are first composed to Unicode's NFC, so that the encoding of an accent makes
     no difference.
@@ -42,9 +42,9 @@ def score(
     if language is not None:
         tokenized = sacrebleu.BLEU(tokenize="none", force=True)
         lines, answers = (lower_tokenize(text, language) for text in (hypotheses, references))
-        scores["bleu_lower_tokenised"] = tokenized.corpus_score(lines, [answers]).score
+        scores["bleu_lower_tokenized"] = tokenized.corpus_score(lines, [answers]).score
         signature = f"{tokenized.get_signature()}|prepared:lower+sacremoses-{language}"
-        scores["signatures"]["bleu_lower_tokenised"] = signature
+        scores["signatures"]["bleu_lower_tokenized"] = signature
     return scores
 
 

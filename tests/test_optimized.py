@@ -1,4 +1,4 @@
-"""Tests marked `optimised` also pass as users' programs are compiled: with XLA's own flags."""
+"""Tests marked `optimized` also pass as users' programs are compiled: with XLA's own flags."""
 
 import os
 import subprocess
@@ -15,10 +15,10 @@ def test_marked_tests_pass_as_users_compile() -> None:
     """Kernels' tolerances, a step of training, resuming and decoding."""
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     files = [
-        path for path in TESTS.glob("*/test_*.py") if "mark.optimised" in path.read_text("utf-8")
+        path for path in TESTS.glob("*/test_*.py") if "mark.optimized" in path.read_text("utf-8")
     ]
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-m", "optimised and not long", *files],
+        [sys.executable, "-m", "pytest", "-m", "optimized and not long", *files],
         env=os.environ | flags,
         cwd=TESTS.parent,
         capture_output=True,
