@@ -648,13 +648,13 @@ def from_json(value: Any, kind: type[Any] = Config, name: str = "") -> Any:
     for key in value:
         if key not in hints:
             raise UserError(f"{name}{key}: unknown key{did_you_mean(key, hints)}")
-    made = {
+    values = {
         key: from_json(item, hints[key], f"{name}{key}.")
         if dataclasses.is_dataclass(hints[key])
         else _convert(f"{name}{key}", item, hints[key])
         for key, item in value.items()
     }
-    return kind(**made)
+    return kind(**values)
 
 
 def differences(old: Config, new: Config, *, all_fields: bool = False) -> list[str]:
@@ -669,11 +669,11 @@ OR_YOUR_OWN = "; one of your own needs --import MODULE"
 """The end of a message on an unknown name of a table to which users can add."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Returns the end of a message on an unknown name: the nearest known name, or all of them."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+    names = list(names)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(names)}"
 
 
 def load_config_file(path: str | Path) -> Config:
@@ -700,14 +700,14 @@ def load_config_file(path: str | Path) -> Config:
 
 
 def _differences(old: Any, new: Any, name: str, all_fields: bool) -> list[str]:
-    found: list[str] = []
+    changed: list[str] = []
     for f in dataclasses.fields(old):
         a, b = getattr(old, f.name), getattr(new, f.name)
         if dataclasses.is_dataclass(a):
-            found += _differences(a, b, f"{name}{f.name}.", all_fields)
+            changed += _differences(a, b, f"{name}{f.name}.", all_fields)
         elif a != b and (all_fields or f.metadata.get("compared", True)):
-            found.append(f"{name}{f.name}: {a!r} -> {b!r}")
-    return found
+            changed.append(f"{name}{f.name}: {a!r} -> {b!r}")
+    return changed
 
 
 def _plain(value: Any) -> Any:

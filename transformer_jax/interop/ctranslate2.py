@@ -79,15 +79,15 @@ def _require_expressible(config: ModelConfig) -> None:
         "decoder_attention": (AttentionConfig(),),
         "cross_attention": (AttentionConfig(),),
     }
-    for name, known in wanted.items():
+    for name, supported in wanted.items():
         value = getattr(config, name)
-        if value in known:
+        if value in supported:
             continue
         if isinstance(value, AttentionConfig):
-            name, value, known = f"{name}.kind", value.kind, ("soft",)
+            name, value, supported = f"{name}.kind", value.kind, ("soft",)
         raise UserError(
             f"model.{name}={value!r}: CTranslate2 cannot express it; it must be "
-            f"{' or '.join(map(str, known))}"
+            f"{' or '.join(map(str, supported))}"
         )
 
 

@@ -287,8 +287,8 @@ class Decoder(_Stack):
         if beams > 1:
             # Each hypothesis writes to its own slot of this position. It sees, at each position,
             # the slot of the hypothesis that it continues, among the keys of all K.
-            own = jnp.broadcast_to(jnp.arange(beams)[None], slots.shape[:2])
-            slots = jax.lax.dynamic_update_index_in_dim(slots, own, index, axis=2)
+            latest = jnp.broadcast_to(jnp.arange(beams)[None], slots.shape[:2])
+            slots = jax.lax.dynamic_update_index_in_dim(slots, latest, index, axis=2)
             visible = slots[..., None] == jnp.arange(beams)[None, None, None]
             mask = Mask(
                 query_positions=positions,

@@ -40,8 +40,8 @@ def _sharded(
     dropout: Any = None,
 ) -> tuple[Array, Array | None]:
     def local(query: Array, key: Array, value: Array, mask: AnyMask, bias: Array | None) -> Any:
-        found = attend(query, key, value, mask, bias=bias, kernel=kernel, dropout=dropout)
-        return found if has_weights else found[:1]
+        results = attend(query, key, value, mask, bias=bias, kernel=kernel, dropout=dropout)
+        return results if has_weights else results[:1]
 
     arguments = (query, key, value, mask, bias)
     if dropout is None:
