@@ -28,10 +28,11 @@ from common import (
 from jax import export
 
 from transformer_jax.attention import Context, Mask
+from transformer_jax.attention.positions import sinusoids
 from transformer_jax.config import BASE, BIG, SMALL, TINY, ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.models.checks import check_model
-from transformer_jax.models.embedding import Embedding, sinusoids
+from transformer_jax.models.embedding import Embedding
 from transformer_jax.models.feed_forward import ACTIVATIONS, FeedForward
 from transformer_jax.models.layers import (
     DecoderLayer,

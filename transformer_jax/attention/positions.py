@@ -1,4 +1,4 @@
-"""Positions in self-attention: rotary queries and keys, and biases added to the scores."""
+"""Position encodings: sinusoids, rotary queries and keys, and biases added to the scores."""
 
 from __future__ import annotations
 
@@ -8,6 +8,24 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
+
+from transformer_jax.config import ModelConfig
+
+
+def sinusoids(length: int, d_model: int, layout: str = "interleaved") -> np.ndarray:
+    """Returns the table of positions [length, d_model], float32 (section 3.5).
+
+    PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos(...). With the layout "halves", the
+    sines are in the first half of the columns and the cosines in the second.
+    """
+    angle = np.arange(length)[:, None] * 10000.0 ** -(np.arange(0, d_model, 2) / d_model)
+    waves = np.stack([np.sin(angle), np.cos(angle)], axis=-1 if layout == "interleaved" else 1)
+    return waves.reshape(length, d_model).astype(np.float32)
+
+
+def position_table(config: ModelConfig) -> Float[np.ndarray, "T D"]:
+    """Returns the sinusoids of a model for all positions, as the model and its exports use them."""
+    return sinusoids(config.max_length, config.d_model, config.position_layout)
 
 
 def rotate(x: Float[Array, "B N T H"], positions: Int[Array, "#B T"]) -> Float[Array, "B N T H"]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from transformer_jax.attention.positions import position_table
 from transformer_jax.config import AttentionConfig, ModelConfig
 from transformer_jax.errors import UserError
-from transformer_jax.models.embedding import position_table
 from transformer_jax.special_ids import BOS, EOS, UNK
 from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.types import Params

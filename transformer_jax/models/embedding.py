@@ -7,29 +7,13 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
+from transformer_jax.attention.positions import position_table
 from transformer_jax.config import ModelConfig
 from transformer_jax.dropout import dropout
 from transformer_jax.errors import UserError
 from transformer_jax.types import Constrain, Key, unconstrained
-
-
-def sinusoids(length: int, d_model: int, layout: str = "interleaved") -> np.ndarray:
-    """Returns the table of positions [length, d_model], float32 (section 3.5).
-
-    PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos(...). With the layout "halves", the
-    sines are in the first half of the columns and the cosines in the second.
-    """
-    angle = np.arange(length)[:, None] * 10000.0 ** -(np.arange(0, d_model, 2) / d_model)
-    waves = np.stack([np.sin(angle), np.cos(angle)], axis=-1 if layout == "interleaved" else 1)
-    return waves.reshape(length, d_model).astype(np.float32)
-
-
-def position_table(config: ModelConfig) -> Float[np.ndarray, "T D"]:
-    """Returns the sinusoids of a model for all positions, as the model and its exports use them."""
-    return sinusoids(config.max_length, config.d_model, config.position_layout)
 
 
 class Embedding(nn.Module):
