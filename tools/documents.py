@@ -16,11 +16,11 @@ from statistics import mean, stdev
 from typing import Any, get_args, get_type_hints
 
 from tools import ablations, seeds, small_data
+from tools.collectives import KINDS as COLLECTIVES
 from tools.real_sizes import RECIPES
 from transformer_jax import config as config_module
 from transformer_jax.benchmark import results
 from transformer_jax.config import Config
-from transformer_jax.parallel.collectives import KINDS as COLLECTIVES
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

@@ -8,10 +8,10 @@ import jax
 import pytest
 from common import tiny
 
+from tools.collectives import collectives
 from transformer_jax.config import Config, ExecutionConfig, MeshConfig, OptimizerConfig
 from transformer_jax.data.buckets import Shape
 from transformer_jax.parallel import parameters
-from transformer_jax.parallel.collectives import collectives
 from transformer_jax.training import planning
 from transformer_jax.training.planning import (
     Planner,

@@ -16,8 +16,10 @@ from training_process import WHILE_SAVING, assert_same, begin, wait_for
 
 from transformer_jax.config import Config
 from transformer_jax.runs import checkpoint, run
-from transformer_jax.training import signals
+from transformer_jax.training import signals, validation
+from transformer_jax.training.setup import prepare
 from transformer_jax.training.trainer import train
+from transformer_jax.training.validation import DevScores
 
 needs_main_thread = pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread(),
@@ -122,6 +124,19 @@ def test_a_signal_waits_for_the_program_that_is_compiled(
         assert checkpoint.progress(tmp_path / "r" / "checkpoints", 6)["evaluated"] == 0
     whole = finished if shapes == 1 else train(config, tmp_path / "whole")
     assert_same(train(config, tmp_path / "r"), whole)
+
+
+def test_an_evaluation_is_given_up_between_two_batches(
+    tiny_config: Config, finished: run.Run
+) -> None:
+    setup, params, answers = prepare(tiny_config), finished.params(), [False, True, True]
+    scores = DevScores(setup, lambda: answers.pop(0))
+    (dev,) = setup.dev.values()
+    assert scores.loss(params, dev.examples)["loss"] > 0  # of one batch
+    with pytest.raises(validation.Cancelled):
+        scores.loss(params, dev.examples)
+    assert scores(params) is None
+    assert not answers
 
 
 WHILE_COMPILING = """

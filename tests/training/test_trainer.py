@@ -113,6 +113,25 @@ def test_a_run_stopped_and_resumed_is_bit_identical(
 
 
 @pytest.mark.long
+def test_so_is_one_stopped_between_an_evaluation_and_its_checkpoint(
+    tiny_config: Config, finished: run.Run, tmp_path: Path
+) -> None:
+    """The step was saved before the evaluation, which is repeated, and recorded once."""
+
+    def kill(record: dict[str, Any]) -> None:
+        if record["kind"] == "evaluation":
+            raise Stop
+
+    config = replace(tiny_config, train=replace(tiny_config.train, save_every=6))
+    with pytest.raises(Stop):
+        train(config, tmp_path / "r", reporters=[kill])
+    assert checkpoint.progress(tmp_path / "r" / "checkpoints", 6)["evaluated"] == 0
+    made = train(config, tmp_path / "r")
+    assert all(same(made, finished, 12, tree) for tree in ("weights", "training"))
+    assert records(made) == records(finished)
+
+
+@pytest.mark.long
 def test_so_is_one_in_object_storage_that_was_killed(
     tiny_config: Config, finished: run.Run, bucket: Bucket
 ) -> None:

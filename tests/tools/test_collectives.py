@@ -1,6 +1,6 @@
 """What devices exchange is counted right, from XLA's text for each kind of device."""
 
-from transformer_jax.parallel.collectives import Exchange, collectives
+from tools.collectives import Exchange, collectives
 
 CPU = """
 ENTRY %main (p: f32[8,4]) -> f32[8,4] {
