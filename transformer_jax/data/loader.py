@@ -127,10 +127,6 @@ class Loader:
                 yield Loaded(batch, after, self.epoch(after), name, drawn[i])
             chunk, start = chunk + 1, 0
 
-    def full_shapes(self) -> list[Shape]:
-        """Returns the shapes of the batches, with the empty rows that the devices need."""
-        return [shape.padded(self._shard.devices) for shape in self.shapes]
-
     def epoch(self, position: int) -> int:
         """Returns the epoch that `position` is in, from 0."""
         return (position >> _BITS) // self.chunks
