@@ -13,7 +13,7 @@ PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 MATHJAX := mathjax@3.2.2
 
-.PHONY: help quickstart test test-newest check fingerprint ci-long multi30k multi30k-fr multi30k-seeds multi30k-published ablations small-data libreoffice recipes attention attention-kinds layers windows remat devices faults scaling real-sizes million-lines gpu bench-decode readme pictures notebooks docs browser wheel clean
+.PHONY: help quickstart test test-newest check shape fingerprint ci-long multi30k multi30k-fr multi30k-seeds multi30k-published ablations small-data libreoffice recipes attention attention-kinds layers windows remat devices faults scaling real-sizes million-lines gpu bench-decode readme pictures notebooks docs browser wheel clean
 
 help:
 	@echo "make quickstart        train on the built-in corpus (about 5 minutes) and translate"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-newest       the tests with the newest versions of all packages, on PYTHON_NEWEST"
 	@echo "make check             ruff, pyright, import-linter"
 	@echo "make ci-long           the notebooks, the site, the wheel, and runs from end to end"
+	@echo "make shape             print the lines of code, and the calls from training to the scores and from translation to the top k"
 	@echo "make fingerprint       print digests of trained parameters, to compare before and after a refactoring"
 	@echo "make multi30k          train and evaluate on Multi30k (two to three hours), results/multi30k_en_de.json"
 	@echo "make multi30k-fr       train and evaluate on Multi30k from English to French, results/multi30k_en_fr.json"
@@ -222,6 +223,9 @@ wheel:
 	build/wheel-venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	build/wheel-venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
 	build/wheel-venv/bin/python -I tools/wheel.py
+
+shape: $(INSTALLED)
+	$(PY) -m tools.shape
 
 fingerprint: $(INSTALLED)
 	$(PY) -m tools.fingerprint

@@ -22,7 +22,7 @@ from transformer_jax import __version__  # noqa: E402
 
 project = "transformer_jax"
 version = release = __version__
-copyright = "the authors of transformer_jax; licence: Apache-2.0"
+copyright = "the authors of transformer_jax; license: Apache-2.0"
 
 root_doc = "docs/index"
 include_patterns = ["docs/**", "notebooks/0*.ipynb", "CONTRIBUTING.md"]

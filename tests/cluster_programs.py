@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from transformer_jax.cli.arguments import parse, rename_options, split_config
+from transformer_jax.cli.arguments import parse, split_config
 from transformer_jax.cli.commands import Train
 
 ROOT = Path(__file__).parents[1]
@@ -75,4 +75,4 @@ class Programs:
         assert command == "train"
         config, rest = split_config(arguments)
         config.resolve()
-        return parse(Train, rename_options(rest), "transformer-jax train")
+        return parse(Train, rest, "transformer-jax train")

@@ -24,8 +24,8 @@ from transformer_jax.config import (
     TokenizerConfig,
     TrainConfig,
 )
-from transformer_jax.models.base import Model
 from transformer_jax.models.make import make_model
+from transformer_jax.models.transformer import Model
 from transformer_jax.special_ids import BOS, EOS, PAD, UNK
 from transformer_jax.text.tokenizer import Tokenizer
 from transformer_jax.training.losses import token_loss
@@ -213,7 +213,7 @@ WORDS = {
 
 
 def write_pairs(folder: Path, name: str, count: int, seed: int) -> str:
-    """Two files of colours and their German words in reverse; returns the corpus' name."""
+    """Two files of colors and their German words in reverse; returns the corpus' name."""
     rng = random.Random(seed)
     rows = [rng.choices(list(WORDS), k=rng.randint(2, 6)) for _ in range(count)]
     source, target = folder / f"{name}.en", folder / f"{name}.de"
@@ -264,8 +264,14 @@ def error_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def normalized(tokenizer: Tokenizer, text: str) -> str:
-    """The text as the model normalises it, on one line: what encoding and decoding leave of it."""
+    """The text as the model normalizes it, on one line: what encoding and decoding leave of it."""
     processor = SentencePieceProcessor(model_proto=tokenizer.model)
     line = processor.normalize(text).replace("▁", " ")
     breaks = {c for c in line if unicodedata.category(c) in ("Cc", "Zl", "Zp")}
     return "".join(" " if c in breaks else c for c in line).strip()
+
+
+def never(ranks: jax.Array, bound: jax.Array) -> jax.Array:
+    """The `Stop` of a beam search that goes on up to the greatest length."""
+    del bound
+    return jnp.zeros(ranks.shape[0], bool)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from transformer_jax.runs.run import Run
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most of a test's time is compilation, and without LLVM's optimisation and the newer fusions it is
-# an eighth. test_optimised.py runs some tests as users' programs are compiled. A jaxlib after 0.10
+# Most of a test's time is compilation, and without LLVM's optimization and the newer fusions it is
+# an eighth. test_optimized.py runs some tests as users' programs are compiled. A jaxlib after 0.10
 # aborts at the flag that turns the newer fusions off.
 os.environ.setdefault(
     "XLA_FLAGS",

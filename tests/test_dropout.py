@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from transformer_jax.dropout import dropout, keep_mask, realised_rate
+from transformer_jax.dropout import dropout, keep_mask, realized_rate
 
-RATE = realised_rate(0.3)
+RATE = realized_rate(0.3)
 LIMIT = 5.5
 """Standard deviations that a fair mask passes with a probability of 4e-8."""
 
@@ -28,8 +28,8 @@ def assert_fair(products: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("asked", [0.001, 0.1, 0.3, 0.5, 0.9, 0.9999])
-def test_realised_rate_is_the_nearest_that_bytes_have(asked: float) -> None:
-    rate = realised_rate(asked)
+def test_realized_rate_is_the_nearest_that_bytes_have(asked: float) -> None:
+    rate = realized_rate(asked)
     assert rate * 256 == int(rate * 256)
     assert rate < 1
     assert abs(rate - asked) <= 1 / 256
@@ -50,7 +50,7 @@ def test_rate_of_each_element(shape: tuple[int, ...]) -> None:
     assert np.abs(np.asarray(masks).mean(0) - (1 - RATE)).max() < LIMIT * deviation
 
 
-def test_rows_columns_and_neighbours_are_independent() -> None:
+def test_rows_columns_and_neighbors_are_independent() -> None:
     mask = tosses(jax.random.key(2), (500, 509))
     for lag in (1, 2, 3, 4, 5, 8, 64, 128, 256):
         assert_fair(mask[lag:] * mask[:-lag])
@@ -93,7 +93,7 @@ def test_shapes_and_keys_decide_the_mask() -> None:
     assert_fair(tosses(key, (64, 64))[1:, :60] * tosses(key, (64, 60))[1:])
 
 
-def test_values_are_dropped_or_divided_by_what_is_realised() -> None:
+def test_values_are_dropped_or_divided_by_what_is_realized() -> None:
     x = jnp.full((600, 601), 2.0)
     y = np.asarray(dropout(x, 0.1, jax.random.key(7)))
     np.testing.assert_allclose(np.unique(y), [0.0, 2 / (1 - 26 / 256)], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""From a command line to a model that has learnt: minutes, so `make ci-long` only."""
+"""From a command line to a model that has learned: minutes, so `make ci-long` only."""
 
 import json
 import os

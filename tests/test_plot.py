@@ -104,7 +104,7 @@ def test_a_beam_tree_joins_hypotheses_to_what_they_extend() -> None:
     (axes,) = plot.beam_tree(beams).axes
     assert texts(axes) == ["a\n-1.00", "b\n-2.00", "c\n-2.50", "c\n-3.00"]
     assert len(axes.lines) == 4
-    best = [text.get_text() for text in axes.texts if text.get_color() == plot.COLOURS[0]]
+    best = [text.get_text() for text in axes.texts if text.get_color() == plot.COLORS[0]]
     assert best == ["b\n-2.00", "c\n-2.50"]
 
 
@@ -130,9 +130,9 @@ def test_a_placement_is_drawn_where_the_part_is() -> None:
 
 def test_a_roofline_is_the_lesser_of_its_limits() -> None:
     (axes,) = plot.roofline({"a": (2.0, 3e9)}, peak=8e9, bandwidth=2e9).axes
-    found = points(axes)
-    assert found.pop("a") == [(2, 3)]
-    (roof,) = found.values()
+    drawn = points(axes)
+    assert drawn.pop("a") == [(2, 3)]
+    (roof,) = drawn.values()
     np.testing.assert_allclose([y for _, y in roof], [min(8, 2 * x) for x, _ in roof])
 
 
@@ -148,16 +148,16 @@ def test_positions_and_scaling() -> None:
 def test_text_is_legible_on_white_and_on_black() -> None:
     """A contrast of 4.5 is what WCAG 2.1 asks for; the background is transparent."""
 
-    def luminance(colour: str) -> float:
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    def luminance(color: str) -> float:
+        parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
         return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
 
-    grey = luminance(plot.GREY)
-    assert 1.05 / (grey + 0.05) > 4.5
-    assert (grey + 0.05) / 0.05 > 4.5
+    gray = luminance(plot.GRAY)
+    assert 1.05 / (gray + 0.05) > 4.5
+    assert (gray + 0.05) / 0.05 > 4.5
     figure = plot.training_curves({"": EVALUATIONS})
     assert to_rgba(figure.get_facecolor())[3] == 0
     legend = figure.axes[0].get_legend()
     assert legend is not None
-    assert {text.get_color() for text in legend.get_texts()} == {plot.GREY}
+    assert {text.get_color() for text in legend.get_texts()} == {plot.GRAY}

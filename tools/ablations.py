@@ -69,7 +69,7 @@ def configs(data: Path) -> dict[str, Config]:
     }
 
 
-def summarise(rows: Rows) -> dict[str, Any]:
+def summarize(rows: Rows) -> dict[str, Any]:
     """Returns the mean of each change, and how it differs from the recipe.
 
     The standard deviation of a seed is pooled over all changes; that of a difference of two means
@@ -114,7 +114,7 @@ def main() -> None:
     def row(_: str, trained: Run) -> dict[str, Any]:
         return measure(trained, dev, test, "de")[0]
 
-    campaign.study(NAME, configs(data), row, summarise, Path("runs/ablations"), options.only)
+    campaign.study(NAME, configs(data), row, summarize, Path("runs/ablations"), options.only)
 
 
 if __name__ == "__main__":

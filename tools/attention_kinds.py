@@ -97,7 +97,7 @@ def measure(trained: Run, test: Sequence[tuple[str, str]]) -> dict[str, Any]:
     return {
         "validation_loss": next(iter(last["sets"].values()))["loss"],  # nats a token, unsmoothed
         "bleu_cased_13a": found["bleu"],
-        "bleu_lower_tokenised": found["bleu_lower_tokenised"],
+        "bleu_lower_tokenized": found["bleu_lower_tokenized"],
         "chrf": found["chrf"],
         "signatures": found["signatures"],
         "parameters": count_parameters(trained.config.model, *trained.tokenizers.sizes),

@@ -53,7 +53,8 @@ TURNS = 5
 TRIES = 20
 """Number of times that a product is measured; the best counts."""
 ALLOCATORS = {"default": "", "tuned": ALLOCATOR}
-STOPS = ("final", "first")
+STOPPING = {"optimal": False, "early": True}
+"""Values of `decode.early_stopping`."""
 BEAMS = (1, 4, 5, 10)
 
 
@@ -218,9 +219,9 @@ def real(
     tokenizer = str(loaded.folder / "tokenizer.model")
     for mode, beam in MODES.items():
         tasks: dict[str, Callable[[], Any]] = {}
-        for stop in STOPS:
+        for stop, early in STOPPING.items():
             own = {"folder": str(loaded.folder), "source": str(source), "beam": beam}
-            tasks[stop] = partial(ours, "text", **own, stop=stop)
+            tasks[stop] = partial(ours, "text", **own, early=early)
             tasks[stop]()  # which compiles
         for name, processes in peers.items():
             task = {"tokenizer": tokenizer, "source": str(source), "beam": beam}
@@ -242,12 +243,12 @@ def real(
         found["sentences_per_s"][mode] = {n: count / statistics.median(t) for n, t in turns.items()}
         found["bleu"][mode] = {n: score(o, references)["bleu"] for n, o in outputs.items()}
         for peer in peers:
-            pairs = zip(outputs["first"], outputs[peer], strict=True)
+            pairs = zip(outputs["early"], outputs[peer], strict=True)
             found["same_text"].setdefault(mode, {})[peer] = sum(a == b for a, b in pairs) / count
             ratios = found.setdefault(f"ratio_to_{peer}", {})
             ratios[mode] = {
                 stop: _quartiles(b / a for a, b in zip(turns[stop], turns[peer], strict=True))
-                for stop in STOPS
+                for stop in STOPPING
             }
             _say(f"real {mode}: {ratios[mode]} of {peer}")
     return found
@@ -274,7 +275,7 @@ def int8(ours: Process, loaded: Run, data: Path, folder: Path) -> dict[str, Any]
     found: dict[str, Any] = {"seconds": {"float32": [], "int8": []}, "bleu": {}, "bytes": {}}
     folders = {"float32": str(loaded.folder), "int8": str(exported)}
     for turn, (name, path) in itertools.product(range(TURNS + 1), folders.items()):
-        task = {"folder": path, "source": str(source), "beam": 5, "stop": "final"}
+        task = {"folder": path, "source": str(source), "beam": 5, "early": False}
         answer = ours("text", **task)
         if turn == 0:  # which compiles
             found["bleu"][name] = score(answer["outputs"], references)["bleu"]

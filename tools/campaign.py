@@ -36,13 +36,13 @@ def study(
     name: str,
     configs: dict[str, Config],
     measure: Callable[[str, Run], dict[str, Any]],
-    summarise: Callable[[Rows], dict[str, Any]],
+    summarize: Callable[[Rows], dict[str, Any]],
     folder: Path,
     only: Collection[str] = (),
 ) -> Rows:
     """Trains and measures each config, and writes results/NAME.json with their rows.
 
-    `measure` returns the row of a run, with its card; `summarise` returns what else the file holds
+    `measure` returns the row of a run, with its card; `summarize` returns what else the file holds
     once all rows are there. only: the runs to train now, while all other rows are kept; empty: all.
     SystemExit: a training has failed, or there is no such run.
     """
@@ -57,7 +57,7 @@ def study(
         print(results.write(name, command, {"rows": _in_order(rows, configs)}))
     rows = _in_order(rows, configs)
     if rows.keys() == configs.keys():
-        print(results.write(name, command, {**summarise(rows), "rows": rows}))
+        print(results.write(name, command, {**summarize(rows), "rows": rows}))
     return rows
 
 

@@ -27,8 +27,8 @@ from transformer_jax.decoding.strategies import Lines, Phases, make_phases
 from transformer_jax.decoding.top_k import first_argmax, top_k
 from transformer_jax.decoding.trained import padded
 from transformer_jax.decoding.translator import THREADS, Translator
-from transformer_jax.models.base import Model
 from transformer_jax.models.make import make_model
+from transformer_jax.models.transformer import Model
 from transformer_jax.parallel.program_cache import cache_programs
 from transformer_jax.types import Batch, Params
 
@@ -44,23 +44,26 @@ def random_model(vocabulary: int) -> tuple[Model, Params]:
 
 
 @cache
-def _loop(vocabulary: int, beam: int) -> Loop:
-    """Returns a search whose outputs have the lengths `Lines.numbers`."""
+def _search(
+    vocabulary: int, beam: int
+) -> Callable[[Sequence[Lines]], list[list[list[np.ndarray]]]]:
+    """Returns a search of batches whose outputs have the lengths `Lines.numbers`."""
     config = DecodeConfig(beam=beam, min_length=1, alpha=1.0, penalty="power", max_ratio=100.0)
     phases = make_phases([random_model(vocabulary)[0]], config)
 
-    def start(params: Sequence[Params], lines: Lines) -> Any:
-        progress = phases.start(params, lines._replace(numbers=None))
+    def prefill(params: Sequence[Params], lines: Lines) -> Any:
+        progress = phases.prefill(params, lines._replace(numbers=None))
         lengths = jnp.asarray(lines.numbers)
         sentences = progress.sentences._replace(max_length=lengths, min_length=lengths)
         return progress._replace(sentences=sentences)
 
-    made = Phases(
-        jax.jit(start),
-        jax.jit(phases.proceed, donate_argnums=1),
+    compiled = Phases(
+        jax.jit(prefill),
+        jax.jit(phases.decode, donate_argnums=1),
         jax.jit(phases.grow),
     )
-    return Loop(made, threads=THREADS, regroup=True)
+    params = [random_model(vocabulary)[1]]
+    return lambda batches: Loop(compiled, params, batches, threads=THREADS, merge=True).run()
 
 
 def loop(data: str, beam: int, batch: int, warm: bool = False) -> dict[str, Any]:
@@ -76,24 +79,22 @@ def loop(data: str, beam: int, batch: int, warm: bool = False) -> dict[str, Any]
 
 def _decode(rows: Sequence[tuple[Any, int]], vocabulary: int, beam: int) -> int:
     """Returns the number of tokens of the best outputs."""
-    search, params = _loop(vocabulary, beam), [random_model(vocabulary)[1]]
-
     batches = []
     for members, length in rows:
         width = -(-len(members[-1]) // 8) * 8
         numbers = np.full(len(members), length, np.int32)
         batches.append(Lines(padded(members, (len(members), width)), numbers))
-    found = search(params, batches)
+    found = _search(vocabulary, beam)(batches)
     return sum(int(np.sum(ids[0] != 0)) for batch in found for ids, *_ in batch)
 
 
 def one_batch(vocabulary: int, beam: int, rows: int, width: int, length: int) -> float:
     """Returns the time of the search of one batch alone in seconds, the median of 5."""
-    search, params = _loop(vocabulary, beam), [random_model(vocabulary)[1]]
+    search = _search(vocabulary, beam)
     source = np.random.default_rng(0).integers(4, vocabulary, (rows, width), np.int32)
     lines = Lines(source, np.full(rows, length, np.int32))
-    search(params, [lines])
-    return _seconds(lambda: search(params, [lines]), 5)[0]
+    search([lines])
+    return _seconds(lambda: search([lines]), 5)[0]
 
 
 def parts(vocabulary: int, beam: int, rows: int, length: int) -> dict[str, float]:
@@ -141,14 +142,14 @@ def products(shapes: Sequence[Sequence[int]], tries: int) -> list[float]:
 
 
 @cache
-def _translator(folder: str, beam: int, stop: str) -> Translator:
-    search: Any = {"beam": beam, "penalty": "power", "alpha": 1.0, "stop": stop}
-    return Translator.load(folder, decode=DecodeConfig(**search))
+def _translator(folder: str, beam: int, early: bool = False) -> Translator:
+    decode = DecodeConfig(beam=beam, penalty="power", alpha=1.0, early_stopping=early)
+    return Translator.load(folder, decode=decode)
 
 
-def text(folder: str, source: str, beam: int, stop: str) -> dict[str, Any]:
+def text(folder: str, source: str, beam: int, early: bool) -> dict[str, Any]:
     """Returns the time from lines of text to their translations, and these."""
-    translator = _translator(folder, beam, stop)
+    translator = _translator(folder, beam, early)
     lines = Path(source).read_text("utf-8").splitlines()
     began = time.perf_counter()
     outputs = translator(lines)
@@ -157,7 +158,7 @@ def text(folder: str, source: str, beam: int, stop: str) -> dict[str, Any]:
 
 def latency(folder: str, source: str, beam: int, count: int) -> dict[str, float]:
     """Returns percentiles in milliseconds of translating one line at a time."""
-    translator = _translator(folder, beam, "final")
+    translator = _translator(folder, beam)
     lines = Path(source).read_text("utf-8").splitlines()[:count]
     for line in lines:
         translator(line)
@@ -169,7 +170,7 @@ def differing(folder: str, source: str, beam: int, sizes: Sequence[int]) -> dict
     """Returns how many lines have another text, and the largest difference of the scores of those
     with the same text, in batches of other sizes than those of the first size."""
     lines = Path(source).read_text("utf-8").splitlines()
-    base = _translator(folder, beam, "final")
+    base = _translator(folder, beam)
     first, *others = (
         base.with_search(dataclasses.replace(base.config.decode, batch_tokens=size))(lines)
         for size in sizes
@@ -181,13 +182,14 @@ def differing(folder: str, source: str, beam: int, sizes: Sequence[int]) -> dict
 
 def memory(folder: str, beam: int, rows: int, width: int) -> dict[str, int]:
     """Returns the bytes of the parameters and of the temporaries of a search's steps."""
-    translator = _translator(folder, beam, "final")
+    translator = _translator(folder, beam)
     phases = make_phases(translator.models, translator.config.decode)
     params = translator.all_params
     lines = Lines(jax.ShapeDtypeStruct((rows, width), jnp.int32))
-    progress = jax.eval_shape(phases.start, params, lines)
-    few = jax.ShapeDtypeStruct((), jnp.int32)
-    compiled = jax.jit(phases.proceed, donate_argnums=1).lower(params, progress, few).compile()
+    progress = jax.eval_shape(phases.prefill, params, lines)
+    leave_at = jax.ShapeDtypeStruct((), jnp.int32)
+    decode = jax.jit(phases.decode, donate_argnums=1)
+    compiled = decode.lower(params, progress, leave_at).compile()
     found: Any = compiled.memory_analysis()
     return {
         "parameters": sum(leaf.nbytes for leaf in jax.tree.leaves(params)),

@@ -27,7 +27,7 @@ DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 PACKAGE = Path("transformer_jax")
 
-BLEU = ("bleu_lower_tokenised", "bleu_cased_13a")
+BLEU = ("bleu_lower_tokenized", "bleu_cased_13a")
 """The scores of Multi30k that are shown side by side."""
 
 OTHER_FILES = {
@@ -65,6 +65,19 @@ def real_sizes() -> str:
     return _table((*names, "GiB a chip", "hours at peak"), rows)
 
 
+def multi30k_line() -> str:
+    """Returns the score of the recipe of Multi30k beside the best published one, in a sentence."""
+    found = results.read("multi30k_seeds")
+    run = found["rows"][f"recipe_{found['seeds'][0]}"]
+    bleu, deviation = found["mean_lower_tokenized"], found["deviation_lower_tokenized"]
+    return (
+        f"**{bleu:.2f} ± {deviation:.2f} BLEU** on Multi30k English-German (test_2016_flickr, "
+        f"lower-cased and tokenized, {len(found['seeds'])} seeds), with "
+        f"{run['parameters'] / 1e6:.1f} million parameters, trained on a CPU. The best "
+        "published score of this size is 41.02."
+    )
+
+
 def multi30k() -> str:
     """Returns the scores, their signatures, the size and the cost of the recipe of Multi30k, beside
     the best published scores of small models."""
@@ -78,8 +91,8 @@ def multi30k() -> str:
 
     rows = [
         (
-            f"BLEU, lower-cased and tokenised (`{signatures['bleu_lower_tokenised']}`)",
-            spread("lower_tokenised"),
+            f"BLEU, lower-cased and tokenized (`{signatures['bleu_lower_tokenized']}`)",
+            spread("lower_tokenized"),
             "41.02 (Wu et al. 2021, 2.6 million parameters)",
         ),
         (
@@ -113,7 +126,7 @@ def _samples(found: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def multi30k_lengths() -> str:
-    """Returns the development BLEU of each seed by the exponent of the length rule."""
+    """Returns the development BLEU of each seed by the exponent of the length penalty."""
     found = results.read("multi30k_seeds")
     runs = {seed: found["rows"][f"recipe_{seed}"] for seed in found["seeds"]}
     rows = [
@@ -133,7 +146,7 @@ def multi30k_seeds() -> str:
     if tests := found.get("bootstrap"):
         rows.append(("p of the cased scores", *(f"{t['bleu']['p_value']:.3f}" for t in tests), ""))
     titles = (f"seed {seed}" for seed in seeds.SEEDS)
-    return _table(("lower-cased tokenised / cased", *titles, "mean ± deviation"), rows)
+    return _table(("lower-cased tokenized / cased", *titles, "mean ± deviation"), rows)
 
 
 def _bleu(run: dict[str, Any] | None) -> str:
@@ -197,7 +210,7 @@ def multi30k_published() -> str:
         )
         for title, found in ways.items()
     ]
-    head = ("", "lower-cased tokenised / cased", "parameters", "target tokens", "minutes")
+    head = ("", "lower-cased tokenized / cased", "parameters", "target tokens", "minutes")
     return _table(head, rows)
 
 
@@ -212,7 +225,7 @@ def multi30k_few() -> str:
         for way, title in titles.items()
         if any(name.startswith(way) for name in rows)
     ]
-    return _table(("lower-cased tokenised / cased", *(f"{n:,} pairs" for n in counts)), table)
+    return _table(("lower-cased tokenized / cased", *(f"{n:,} pairs" for n in counts)), table)
 
 
 def multi30k_fr() -> str:
@@ -235,7 +248,7 @@ def libreoffice() -> str:
 
 def _scores(found: dict[str, Any]) -> list[tuple[str, str]]:
     return [
-        ("BLEU, lower-cased and tokenised", f"{found['bleu_lower_tokenised']:.2f}"),
+        ("BLEU, lower-cased and tokenized", f"{found['bleu_lower_tokenized']:.2f}"),
         ("BLEU, cased, and chrF2", f"{found['bleu_cased_13a']:.2f}, {found['chrf']:.2f}"),
     ]
 
@@ -362,6 +375,9 @@ def windows() -> str:
 MODES = {"beam5": "beam 5", "greedy": "greedy"}
 """Searches of the measurements of decoding."""
 
+STOPPING = {"optimal": "`early_stopping=False`", "early": "`early_stopping=True`"}
+"""Fields of the search, by how the measurements of decoding name them."""
+
 
 def decode() -> str:
     """Returns the speed of decoding beside that of peers, in sentences a second."""
@@ -374,7 +390,7 @@ def decode() -> str:
         rows.append((f"{title}, given lengths", *(f"{number:,.0f}" for number in numbers)))
     for mode, title in MODES.items():
         rate = found["real"]["sentences_per_s"][mode]
-        numbers = (rate["final"], max(rate["ctranslate2"], rate["ctranslate2_workers"]))
+        numbers = (rate["optimal"], max(rate["ctranslate2"], rate["ctranslate2_workers"]))
         rows.append((f"{title}, trained model", *(f"{number:,.0f}" for number in numbers), ""))
     return _table(("sentences a second", "this project", "CTranslate2", "Hugging Face"), rows)
 
@@ -394,9 +410,9 @@ def decode_ratios() -> str:
     ]
     floors = (f"{loop['ratio_to_floor'][mode]:.2f}" for mode in MODES)
     rows.append(("given lengths, least time of the products", *floors))
-    for stop, name in itertools.product(("final", "first"), ("ctranslate2", "ctranslate2_workers")):
+    for stop, name in itertools.product(STOPPING, ("ctranslate2", "ctranslate2_workers")):
         ratios = real[f"ratio_to_{name}"]
-        title = f'trained model, `stop="{stop}"`, {peers[name]}'
+        title = f"trained model, {STOPPING[stop]}, {peers[name]}"
         rows.append((title, *(_share(ratios[mode][stop]) for mode in MODES)))
     return _table(("our speed over that of", *MODES.values()), rows)
 
@@ -404,13 +420,13 @@ def decode_ratios() -> str:
 def decode_bleu() -> str:
     """Returns BLEU of the trained model with both ways to stop and with CTranslate2."""
     found = results.read("decode")["real"]
-    titles = {"final": '`stop="final"`', "first": '`stop="first"`', "ctranslate2": "CTranslate2"}
+    titles = STOPPING | {"ctranslate2": "CTranslate2"}
     rows: list[tuple[str, ...]] = [
         (title, *(f"{found['bleu'][mode][name]:.2f}" for mode in MODES))
         for name, title in titles.items()
     ]
     same = (f"{found['same_text'][mode]['ctranslate2']:.1%}" for mode in MODES)
-    rows.append(('outputs of `stop="first"` that equal those of CTranslate2', *same))
+    rows.append((f"outputs of {STOPPING['early']} that equal those of CTranslate2", *same))
     return _table(("BLEU on test_2016_flickr", *MODES.values()), rows)
 
 
@@ -705,6 +721,7 @@ def tree() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
+    "multi30k_line": multi30k_line,
     "multi30k": multi30k,
     "multi30k_samples": multi30k_samples,
     "multi30k_lengths": multi30k_lengths,

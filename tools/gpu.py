@@ -27,9 +27,7 @@ import numpy as np
 from jax.extend import backend
 
 from transformer_jax.benchmark import attention_report, results
-from transformer_jax.benchmark.attention import measure
-from transformer_jax.benchmark.cases import cases
-from transformer_jax.benchmark.programs import one_device
+from transformer_jax.benchmark.attention import cases, measure, one_device
 from transformer_jax.benchmark.settings import AttentionBenchmark
 from transformer_jax.benchmark.timing import time_in_turns, timer
 from transformer_jax.config import (

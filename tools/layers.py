@@ -18,11 +18,11 @@ import numpy as np
 import optax
 
 from transformer_jax.allocator import restart_with_allocator
-from transformer_jax.attention import Mask, padding_mask
+from transformer_jax.attention import Context, Mask, padding_mask
 from transformer_jax.benchmark import results
 from transformer_jax.benchmark.timing import time_in_turns, timer
 from transformer_jax.config import SMALL, TINY, ModelConfig
-from transformer_jax.models.layers import DecoderLayer, EncoderLayer, SelfAttentionInputs
+from transformer_jax.models.layers import DecoderLayer, EncoderLayer
 from transformer_jax.models.transformer import Transformer
 from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.mesh import make_mesh, replicate
@@ -68,16 +68,13 @@ def stacked_loss(config: ModelConfig, vocabulary: int) -> LossFn:
 
             return jnp.asarray(model.apply(variables, method=run))
 
-        mask = padding_mask(batch.source)
-        encoding = SelfAttentionInputs(mask, jnp.arange(batch.source.shape[1])[None], None)
-        decoding = SelfAttentionInputs(
-            Mask(causal=True), jnp.arange(batch.target_in.shape[1])[None], None
-        )
+        memory_context = Context(padding_mask(batch.source))
+        causal = Context(Mask(causal=True))
         assert key is not None
         keys = jax.random.split(key, 4)
 
         def encode(x: jax.Array, layer: tuple[Params, Key]) -> tuple[jax.Array, None]:
-            y, _ = encoder_layer.apply({"params": layer[0]}, x, encoding, layer[1])
+            y, _ = encoder_layer.apply({"params": layer[0]}, x, memory_context, layer[1])
             return y, None
 
         depth, depth_out = config.depths
@@ -89,7 +86,8 @@ def stacked_loss(config: ModelConfig, vocabulary: int) -> LossFn:
 
         def decode(x: jax.Array, layer: tuple[Params, Key]) -> tuple[jax.Array, None]:
             def run(m: DecoderLayer) -> jax.Array:
-                return m(x, m.cross_attention.project(memory), decoding, mask, layer[1])[0]
+                keys_values = m.cross_attention.project(memory)
+                return m(x, causal, keys_values, memory_context, layer[1])[0]
 
             return jnp.asarray(decoder_layer.apply({"params": layer[0]}, method=run)), None
 

@@ -1,7 +1,7 @@
 """Scores a run that was trained on LibreOffice's help, and writes results/libreoffice_en_de.json.
 
-BLEU and chrF2 are those of `dev`, the only other part there is: it also chose the length rule and
-the best checkpoint. See `make libreoffice`.
+BLEU and chrF2 are those of `dev`, the only other part there is: it also chose the length penalty
+and the best checkpoint. See `make libreoffice`.
 """
 
 from __future__ import annotations

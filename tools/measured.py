@@ -1,4 +1,4 @@
-"""Measures a trained run: its length rule, scores and samples, and what its training took."""
+"""Measures a trained run: its length penalty, scores and samples, and what its training took."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def measure(
     outputs = [translation.text for translation in translator(sources)]
     scores = score(outputs, references, language)
     values = {
-        "bleu_lower_tokenised": scores["bleu_lower_tokenised"],
+        "bleu_lower_tokenized": scores["bleu_lower_tokenized"],
         "bleu_cased_13a": scores["bleu"],
         "chrf": scores["chrf"],
         "length_ratio": scores["length_ratio"],

@@ -72,7 +72,7 @@ def pictures() -> dict[str, Drawn]:
         },
         "local_m": {f"D = {d}": local_m_attention(*inputs, window=d)[1] for d in (1, 2)},
         "local_p": {
-            f"D = {d}": local_p_attention(*inputs, centre=jnp.asarray(MEANT) + 0.2, window=d)[1]
+            f"D = {d}": local_p_attention(*inputs, center=jnp.asarray(MEANT) + 0.2, window=d)[1]
             for d in (1, 3)
         },
         "latent": {

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tools.scaling import CHIP
-from transformer_jax.accelerators import ACCELERATORS
 from transformer_jax.benchmark import results
 from transformer_jax.config import Config, load_config_file
 from transformer_jax.data.buckets import Shape
 from transformer_jax.models.make import count_parameters
+from transformer_jax.parallel.devices import ACCELERATORS
 from transformer_jax.training.planning import Planner
 
 RECIPES = (

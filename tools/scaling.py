@@ -17,11 +17,11 @@ from typing import Any
 
 from tools.collectives import collectives
 from transformer_jax import plot
-from transformer_jax.accelerators import ACCELERATORS
 from transformer_jax.benchmark import results
 from transformer_jax.config import BASE, BIG, Config, MeshConfig
 from transformer_jax.data.buckets import Shape
 from transformer_jax.files import write_whole
+from transformer_jax.parallel.devices import ACCELERATORS
 from transformer_jax.parallel.mesh import topology_devices
 from transformer_jax.training.planning import Planner, compile_training_step
 

@@ -28,7 +28,7 @@ from transformer_jax.runs.run import Run
 NAME = "multi30k_seeds"
 SEEDS = (0, 1, 2)
 RECIPES = {"recipe": recipe, "first": first_recipe}
-SCORES: tuple[str, ...] = ("bleu_lower_tokenised", "bleu_cased_13a", "chrf", "val_bleu", "minutes")
+SCORES: tuple[str, ...] = ("bleu_lower_tokenized", "bleu_cased_13a", "chrf", "val_bleu", "minutes")
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -46,7 +46,7 @@ def outputs_file(label: str) -> Path:
     return results.FOLDER / f"{NAME}.{label}.txt"
 
 
-def summarise(rows: Rows, references: Sequence[str]) -> dict[str, Any]:
+def summarize(rows: Rows, references: Sequence[str]) -> dict[str, Any]:
     """Returns the statistics of each recipe, and the bootstrap of each seed."""
     first, new = ([rows[f"{name}_{seed}"] for seed in SEEDS] for name in ("first", "recipe"))
     bootstrap = [
@@ -79,7 +79,7 @@ def main() -> None:
     }
 
     def whole(rows: Rows) -> dict[str, Any]:
-        return summarise(rows, references)
+        return summarize(rows, references)
 
     campaign.study(NAME, configs, row, whole, Path("runs/seeds"), options.only)
 

@@ -33,7 +33,7 @@ COMMANDS = (
 def main() -> None:
     """Exits with status 1 if a file is missing or a command fails."""
     package = files("transformer_jax")
-    for name in ("attention_view.html", "py.typed"):
+    for name in ("decoding/attention_view.html", "py.typed"):
         if not package.joinpath(name).is_file():
             sys.exit(f"the wheel has no {name}")
     if not str(package).startswith(sys.prefix):

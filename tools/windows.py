@@ -29,7 +29,7 @@ HEADS, WIDTH = 8, 64
 SAMPLES = 3
 
 Arrays = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-"""Query, keys, values [1, N, S, H], and each query's centre [1, N, S] as a share of the length."""
+"""Query, keys, values [1, N, S, H], and each query's center [1, N, S] as a share of the length."""
 
 
 def soft(arrays: Arrays, window: int) -> jax.Array:
@@ -43,10 +43,10 @@ def local_m(arrays: Arrays, window: int) -> jax.Array:
 
 
 def local_p(arrays: Arrays, window: int) -> jax.Array:
-    """Attends to windows around the centres."""
+    """Attends to windows around the centers."""
     query, keys, values, share = arrays
     length = jnp.full((1, query.shape[2]), keys.shape[2])
-    near = {"centre": share * keys.shape[2], "window": window, "score": Partial(scores.scaled_dot)}
+    near = {"center": share * keys.shape[2], "window": window, "score": Partial(scores.scaled_dot)}
     return local_p_gathered(query, keys, values, 0 * length, length, **near)
 
 

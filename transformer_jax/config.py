@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -110,7 +111,7 @@ class AttentionConfig(_Section):
     """Score of a query and a key: scaled_dot (the paper's, section 3.2.1), dot, general, additive,
     location."""
     window: int | None = None
-    """Number of positions on each side of the centre of a window (D), for the local kinds."""
+    """Number of positions on each side of the center of a window (D), for the local kinds."""
     layer: int | None = None
     """Index of the only layer of the stack that has this kind, the others being soft; None: all
     layers have it."""
@@ -147,8 +148,8 @@ class ModelConfig(_Section):
     heads: int = 8
     """Number of attention heads; must divide d_model."""
     kv_heads: int | None = None
-    """Number of heads of keys and values, each shared by a group of query heads; must divide heads;
-    None: as many as heads."""
+    """Number of KV heads (of keys and values), each shared by a group of query heads; must divide
+    heads; None: as many as heads."""
     d_ff: int = 2048
     """Width of the hidden layer of the feed-forward network."""
     max_length: int = 256
@@ -189,6 +190,9 @@ class ModelConfig(_Section):
     """The decoder's self-attention."""
     cross_attention: AttentionConfig = AttentionConfig()
     """The decoder's attention over the encoder's output."""
+    self_layer: str = "attention"
+    """The decoder's layer over the positions before: attention (self-attention, as in the paper),
+    or the label of a layer of your own."""
     attention_dropout: float = 0.0
     """Dropout rate of attention weights."""
     ffn_dropout: float = 0.0
@@ -228,30 +232,31 @@ class ModelConfig(_Section):
     def _validate_classifier(self) -> None:
         self._require(self.layers >= 0, "layers", "at least 0")
         self._require(self.tied == "none", "tied", "none where model.labels is set")
-        missing = {"decoder_layers": "decoder", "decoder_attention": "decoder"}
+        of_decoder = ("decoder_layers", "decoder_attention", "self_layer")
+        missing = [(name, "decoder") for name in of_decoder]
         if self.layers == 0:
-            missing["encoder_attention"] = "encoder layer"
+            missing.append(("encoder_attention", "encoder layer"))
             outside = self.positions in ("sinusoidal", "learned", "none")
             self._require(outside, "positions", "sinusoidal, learned or none where model.layers=0")
-        for name, part in missing.items():
-            left_out = getattr(self, name) in (None, AttentionConfig())
+        for name, part in missing:
+            left_out = getattr(self, name) == getattr(ModelConfig, name)
             self._require(left_out, name, f"left out where the model has no {part}")
 
     def _validate_attention(self, role: str) -> None:
-        """Checks the ranges of an attention's fields; `make_model` checks them against its kind."""
+        """Checks the ranges of an attention's fields; `check_model` checks those of its kind."""
         attention: AttentionConfig = getattr(self, role)
-        depth = self.depth_of(role)
-
-        def require(condition: bool, field: str, wanted: str) -> None:
-            if not condition:
-                value = getattr(attention, field)
-                raise UserError(f"model.{role}.{field}={value!r}: must be {wanted}")
-
+        require, depth = partial(self.require_attention, role), self.depth_of(role)
         layer, window = attention.layer, attention.window
         require(window is None or window > 0, "window", "at least 1")
         require(layer is None or 0 <= layer < depth, "layer", f"from 0 to {depth - 1}")
         require(attention.entropy >= 0, "entropy", "at least 0")
         require(attention.reward > 0, "reward", "above 0")
+
+    def require_attention(self, role: str, ok: bool, name: str, want: str) -> None:
+        """Raises UserError, unless `ok`, for the field `name` of the attention `role`."""
+        if not ok:
+            value = getattr(getattr(self, role), name)
+            raise UserError(f"model.{role}.{name}={value!r}: must be {want}")
 
     @property
     def head_size(self) -> int:
@@ -485,14 +490,14 @@ class DecodeConfig(_Section):
     penalty: Literal["gnmt", "power", "reward", "none"] = field(
         default="gnmt", metadata=_NOT_COMPARED
     )
-    """Length rule: the log probability of L tokens over ((5 + L) / 6)^alpha (gnmt) or L^alpha
+    """Length penalty: the log probability of L tokens over ((5 + L) / 6)^alpha (gnmt) or L^alpha
     (power), plus alpha * L (reward), or as it is (none)."""
     alpha: float = field(default=0.6, metadata=_NOT_COMPARED)
-    """Exponent of the length rule, or its reward for each token; 0: the log probability as it
+    """Exponent of the length penalty, or the reward for each token; 0: the log probability as it
     is."""
-    stop: Literal["final", "first"] = field(default="final", metadata=_NOT_COMPARED)
-    """When beam search stops: once no other hypothesis can be among the n best (final), or once
-    `beam` of them have ended (first)."""
+    early_stopping: bool = field(default=False, metadata=_NOT_COMPARED)
+    """Whether beam search stops once `beam` hypotheses have ended, as in most toolkits; otherwise
+    once no other can be among the n best."""
     sample: bool = field(default=False, metadata=_NOT_COMPARED)
     """Whether to draw tokens at random instead of searching for the best."""
     temperature: float = field(default=1.0, metadata=_NOT_COMPARED)
@@ -643,13 +648,13 @@ def from_json(value: Any, kind: type[Any] = Config, name: str = "") -> Any:
     for key in value:
         if key not in hints:
             raise UserError(f"{name}{key}: unknown key{did_you_mean(key, hints)}")
-    made = {
+    values = {
         key: from_json(item, hints[key], f"{name}{key}.")
         if dataclasses.is_dataclass(hints[key])
         else _convert(f"{name}{key}", item, hints[key])
         for key, item in value.items()
     }
-    return kind(**made)
+    return kind(**values)
 
 
 def differences(old: Config, new: Config, *, all_fields: bool = False) -> list[str]:
@@ -664,11 +669,11 @@ OR_YOUR_OWN = "; one of your own needs --import MODULE"
 """The end of a message on an unknown name of a table to which users can add."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Returns the end of a message on an unknown name: the nearest known name, or all of them."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+    names = list(names)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(names)}"
 
 
 def load_config_file(path: str | Path) -> Config:
@@ -695,14 +700,14 @@ def load_config_file(path: str | Path) -> Config:
 
 
 def _differences(old: Any, new: Any, name: str, all_fields: bool) -> list[str]:
-    found: list[str] = []
+    changed: list[str] = []
     for f in dataclasses.fields(old):
         a, b = getattr(old, f.name), getattr(new, f.name)
         if dataclasses.is_dataclass(a):
-            found += _differences(a, b, f"{name}{f.name}.", all_fields)
+            changed += _differences(a, b, f"{name}{f.name}.", all_fields)
         elif a != b and (all_fields or f.metadata.get("compared", True)):
-            found.append(f"{name}{f.name}: {a!r} -> {b!r}")
-    return found
+            changed.append(f"{name}{f.name}: {a!r} -> {b!r}")
+    return changed
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 from transformer_jax.types import Key, Size
 
 
-def realised_rate(rate: float) -> float:
+def realized_rate(rate: float) -> float:
     """Returns the nearest rate that bytes can realize: a multiple of 1/256, below 1."""
     return min(round(rate * 256), 255) / 256
 
@@ -23,7 +23,7 @@ def dropout(x: Float[Array, "..."], rate: float, key: Key | None) -> Float[Array
 
     `key` None: no dropout. The rate is rounded to a multiple of 1/256. (Srivastava et al. 2014)
     """
-    rate = realised_rate(rate)
+    rate = realized_rate(rate)
     if key is None or rate == 0:
         return x
     return jnp.where(keep_mask(key, x.shape, rate), x / (1 - rate), jnp.zeros((), x.dtype))
@@ -53,7 +53,7 @@ def _hash(key: Array, shape: tuple[Size, ...]) -> Array:
 def _mix(word: Array, key: Array) -> Array:
     """Mixes `word` by rounds of multiplications and shifts, and adds `key` between them.
 
-    The multipliers are those of the finaliser "lowbias32" (C. Wellons, hash-prospector).
+    The multipliers are those of the finalizer "lowbias32" (C. Wellons, hash-prospector).
     """
     word = (word ^ (word >> 16)) * jnp.uint32(0x7FEB352D)
     word = (word ^ (word >> 15)) * jnp.uint32(0x846CA68B) + key

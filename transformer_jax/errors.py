@@ -1,6 +1,8 @@
-"""The error for what a user can correct."""
+"""The error for what a user can correct, and text that is safe to print."""
 
 from __future__ import annotations
+
+import unicodedata
 
 
 class UserError(ValueError):
@@ -9,3 +11,19 @@ class UserError(ValueError):
     The message is one line that names it, its value and what would be right. The command line
     prints the message without a traceback. Any other exception is a defect and keeps its traceback.
     """
+
+
+def printable(text: str) -> str:
+    """Returns `text` in one line, with control characters as visible escapes such as \\x1b.
+
+    Otherwise a sentence or a key from a file could move the cursor, change colors or set the title
+    of the reader's terminal.
+    """
+    return "".join(
+        char.encode("unicode_escape").decode() if _controls(char) else char for char in text
+    )
+
+
+def _controls(char: str) -> bool:
+    """Returns whether `char` is a control character, a lone surrogate or a line break."""
+    return unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp")

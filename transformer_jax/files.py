@@ -1,10 +1,12 @@
-"""Paths on disks and in object storage, and texts that are written whole or not at all."""
+"""Paths on disks and in object storage, files that are written whole or not at all, and JSON."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
 import io
+import json
 import logging
 import os
 import re
@@ -13,7 +15,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import fsspec
 import fsspec.config
@@ -59,6 +61,12 @@ def local_path(name: epath.PathLike, option: str) -> Path:
     if url := _URL.match(os.fspath(name)):
         raise UserError(f"{option}={name}: {url[1]}:// is not supported; name a path on a disk")
     return Path(name)
+
+
+def cache_folder(name: str) -> Path:
+    """Returns the folder `name` of this package in the user's cache; it may not exist yet."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "transformer_jax" / name
 
 
 def files_below(folder: AnyPath) -> dict[str, AnyPath]:
@@ -127,6 +135,31 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Returns the value of a JSON text; bytes must be UTF-8, with or without a byte order mark.
+
+    UserError: the text is not JSON, is not UTF-8, or is beyond what Python's parser takes: nested
+    too deeply, or with an integer of too many digits.
+    """
+    try:
+        return json.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
+    except RecursionError as error:
+        raise UserError("not JSON that can be read (nested too deeply)") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"not JSON (byte {error.start + 1} is not UTF-8)") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"not JSON ({error})") from error
+    except ValueError as error:  # int() limits the number of digits
+        raise UserError("not JSON that can be read (an integer has too many digits)") from error
+
+
+def json_digest(value: Any) -> str:
+    """Returns the SHA-256 of a JSON value, whatever the order of its keys and the layout of its
+    text."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @functools.cache

@@ -1,13 +1,14 @@
 """Plots arrays and result files. Needs the extra `plot` (matplotlib).
 
-Every function returns a new `Figure` and keeps no state. Text is grey on a transparent background,
-which can be read on white and on black; colours are those of Okabe and Ito (2008), which
-colour-blind readers tell apart, and lines differ by their markers, too.
+Every function returns a new `Figure` and keeps no state. Text is gray on a transparent background,
+which can be read on white and on black; colors are those of Okabe and Ito (2008), which
+color-blind readers tell apart, and lines differ by their markers, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -31,16 +32,16 @@ Points = Sequence[Sequence[Number]]
 Panels = Mapping[str, Mapping[str, Points]]
 """The lines of each panel: points by name, by title."""
 
-GREY = "#767676"
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+GRAY = "#767676"
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 MOST_TOKENS = 64
 """Number of tokens on each side of an attention map; more cannot be read."""
 
 _STYLE: Any = {
-    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), GREY),
-    "axes.edgecolor": GREY,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), GRAY),
+    "axes.edgecolor": GRAY,
     "axes.titlesize": 10,
     "legend.fontsize": 8,
     "axes.spines.top": False,
@@ -84,7 +85,7 @@ def attention_maps(
     first = f"first {MOST_TOKENS} of"
     notes = [f"{first} {n} {side} tokens" for side, n in cut.items() if n > MOST_TOKENS]
     if notes:
-        figure.suptitle(", ".join(notes), color=GREY, fontsize=9)
+        figure.suptitle(", ".join(notes), color=GRAY, fontsize=9)
     return figure
 
 
@@ -108,13 +109,10 @@ def lines(panels: Panels, x: str, xscale: str = "linear", yscale: str = "linear"
     """
     figure, grid = _grid(len(panels), len(panels), (4.0, 3.0))
     for axes, (title, named) in zip(grid, panels.items(), strict=True):
-        look = zip(cycle(COLOURS), cycle(MARKERS), strict=True)
-        for (name, points), (colour, marker) in zip(named.items(), look, strict=False):
+        for (name, points), look in zip(named.items(), _looks(), strict=False):
             xs, ys = zip(*points, strict=True) if points else ((), ())
             every = max(len(points) // 12, 1)
-            axes.plot(
-                xs, ys, color=colour, marker=marker, markersize=4, markevery=every, label=name
-            )
+            axes.plot(xs, ys, label=name, markersize=4, markevery=every, **look)
         for axis, set_scale, scale in (
             (axes.xaxis, axes.set_xscale, xscale),
             (axes.yaxis, axes.set_yscale, yscale),
@@ -143,18 +141,20 @@ def training_curves(runs: Mapping[str, Iterable[Mapping[str, Any]]]) -> Figure:
     A run is its records (`read_metrics`), or the evaluations of a result file, with step, loss and
     bleu. Losses are nats a token; that of training has label smoothing and auxiliary losses.
     """
-    panels: dict[str, dict[str, list[list[Number]]]] = {"loss": {}, "development BLEU": {}}
+    loss: dict[str, list[list[Number]]] = defaultdict(list)
+    bleu: dict[str, list[list[Number]]] = defaultdict(list)
     for name, records in runs.items():
+        label = f"{name} " if name else ""
         for record in records:
             kind, step = record.get("kind", "evaluation"), record.get("step", 0)
-            label = f"{name} " if name else ""
             if kind == "train":
-                _add(panels["loss"], f"{label}training", step, record["loss"])
+                loss[f"{label}training"].append([step, record["loss"]])
             elif kind == "evaluation":
-                found = next(iter(record["sets"].values())) if "sets" in record else record
-                _add(panels["loss"], f"{label}development", step, found["loss"])
-                if found.get("bleu") is not None:
-                    _add(panels["development BLEU"], name, step, found["bleu"])
+                scores = next(iter(record["sets"].values())) if "sets" in record else record
+                loss[f"{label}development"].append([step, scores["loss"]])
+                if scores.get("bleu") is not None:
+                    bleu[name].append([step, scores["bleu"]])
+    panels = {"loss": loss, "development BLEU": bleu}
     return lines({title: named for title, named in panels.items() if named}, "step")
 
 
@@ -180,11 +180,9 @@ def roofline(points: Mapping[str, tuple[float, float]], *, peak: float, bandwidt
     ridge = peak / bandwidth
     intensities = [intensity for intensity, _ in points.values()] + [ridge]
     x = np.array([min(intensities) / 4, ridge, max(intensities) * 4])
-    axes.loglog(x, np.minimum(peak, bandwidth * x) / 1e9, base=2, color=GREY)
-    looks = zip(cycle(COLOURS), cycle(MARKERS), strict=True)
-    for (name, (intensity, rate)), (colour, marker) in zip(points.items(), looks, strict=False):
-        look: Any = {"color": colour, "marker": marker, "linestyle": "none", "label": name}
-        axes.loglog(intensity, rate / 1e9, base=2, **look)
+    axes.loglog(x, np.minimum(peak, bandwidth * x) / 1e9, base=2, color=GRAY)
+    for (name, (intensity, rate)), look in zip(points.items(), _looks(), strict=False):
+        axes.loglog(intensity, rate / 1e9, base=2, linestyle="none", label=name, **look)
     axes.set_xlabel("FLOPs for each byte")
     axes.set_ylabel("GFLOP/s")
     for axis in (axes.xaxis, axes.yaxis):
@@ -199,7 +197,7 @@ def beam_tree(beams: Sequence[Mapping[tuple[str, ...], float]]) -> Figure:
 
     beams: the hypotheses after each position with their scores, as tuples of tokens. A hypothesis
     that has no extension in the next beam was dropped, or has ended. The best of the last beam, and
-    what it extends, is drawn in the first colour.
+    what it extends, is drawn in the first color.
     """
     most = max(map(len, beams))
     figure, (axes,) = _grid(1, 1, (0.95 * len(beams) + 1, 0.5 * most + 0.4))
@@ -209,12 +207,12 @@ def beam_tree(beams: Sequence[Mapping[tuple[str, ...], float]]) -> Figure:
         ordered = sorted(beam, key=beam.__getitem__, reverse=True)
         for row, tokens in enumerate(ordered):
             x, y = places[tokens] = (float(position), -float(row))
-            colour = COLOURS[0] if best[:position] == tokens else GREY
+            color = COLORS[0] if best[:position] == tokens else GRAY
             if (parent := places.get(tokens[:-1])) is not None:
                 start = parent[0] + (0.62 if parent[0] else 0)
-                axes.plot([start, x - 0.05], [parent[1], y], color=colour, linewidth=0.8)
+                axes.plot([start, x - 0.05], [parent[1], y], color=color, linewidth=0.8)
             text = f"{tokens[-1]}\n{beam[tokens]:.2f}"
-            axes.text(x, y, text, color=colour, fontsize=7, va="center")
+            axes.text(x, y, text, color=color, fontsize=7, va="center")
     axes.set_xlim(-0.2, len(beams) + 1)
     axes.set_ylim(0.5 - most, 0.5)
     axes.set_axis_off()
@@ -233,8 +231,8 @@ def placement(arrays: Mapping[str, tuple[tuple[int, ...], Sharding]]) -> Figure:
         for device, index in sharding.devices_indices_map(shape).items():
             holders.setdefault(_box(index or (), shape), []).append(device.id)
         for (left, bottom, width, height), devices in holders.items():
-            colour = COLOURS[min(devices) % len(COLOURS)]
-            face = {"facecolor": colour, "alpha": 0.35, "edgecolor": GREY}
+            color = COLORS[min(devices) % len(COLORS)]
+            face = {"facecolor": color, "alpha": 0.35, "edgecolor": GRAY}
             axes.add_patch(Rectangle((left, bottom), width, height, **face))
             middle = (left + width / 2, bottom + height / 2)
             axes.text(*middle, _ranges(devices), ha="center", va="center", fontsize=7)
@@ -248,9 +246,8 @@ def save(figure: Figure, path: Path) -> None:
 
     The same figure always gives the same bytes. UserError: the format is unknown.
     """
-    known = figure.canvas.get_supported_filetypes()
     kind = path.suffix.removeprefix(".")
-    if kind not in known:
+    if kind not in figure.canvas.get_supported_filetypes():
         raise UserError(f"{path}: unknown format; name a file that ends with .svg, .png or .pdf")
     with rc_context({**_STYLE, "svg.hashsalt": "transformer_jax", "svg.fonttype": "path"}):
         dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
@@ -273,8 +270,10 @@ def _grid(
     return figure, axes[:count]
 
 
-def _add(named: dict[str, list[list[Number]]], name: str, x: Number, y: Number) -> None:
-    named.setdefault(name, []).append([x, y])
+def _looks() -> Iterator[dict[str, Any]]:
+    """Yields a color and a marker for each line of a panel."""
+    pairs = zip(cycle(COLORS), cycle(MARKERS), strict=True)
+    return ({"color": color, "marker": marker} for color, marker in pairs)
 
 
 def _box(index: Sequence[slice], shape: tuple[int, ...]) -> tuple[float, ...]:

@@ -3,7 +3,7 @@
 Dimensions, in capitals in shapes and in lower case in einsum strings:
 
     B batch    S source length    T target length    D d_model    N heads    H head size
-    F d_ff     V vocabulary       K beams            L layers     G heads of keys and values
+    F d_ff     V vocabulary       K beams            L layers     G KV heads
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import jax
-from jaxtyping import Array, Bool, Float
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
 Value = TypeVar("Value")
 
@@ -92,11 +93,38 @@ class ModelOutput(NamedTuple):
     weights: dict[str, Array]  # attention weights by layer, if its kernel or kind computes them
 
 
+class LayerState(NamedTuple):
+    """State of one layer of the decoder over the positions before, for K hypotheses a sentence."""
+
+    cache: Any  # stays where it is and is found through the slots; leaves [B, ...]
+    carry: Any  # is reordered by parent, such as a recurrent layer's vector; leaves [B, K, ...]
+
+    def reordered(self, parents: Int[Array, "B K"]) -> LayerState:
+        """Returns the state of hypotheses that continue those with the indices `parents`."""
+        return self._replace(carry=take_beams(self.carry, parents))
+
+
 class DecodeState(NamedTuple):
     """State that decoding carries from step to step."""
 
-    memory: Any  # per sentence; leaves [B, ...]
-    beams: Any  # per hypothesis, reordered by a beam search; leaves [B, K, ...]
+    cross_attention: tuple[Any, ...]  # each layer's keys and values of the memory; leaves [B, ...]
+    source_segments: Int[Array, "B S"]  # 1 for tokens of the source, 0 for padding
+    self_layers: tuple[LayerState, ...]
+    slots: Int[Array, "B K T"]  # the cache's hypothesis that each hypothesis continues, by position
+
+    def reordered(self, parents: Int[Array, "B K"]) -> DecodeState:
+        """Returns the state of hypotheses that continue those with the indices `parents`."""
+        layers = tuple(layer.reordered(parents) for layer in self.self_layers)
+        return self._replace(self_layers=layers, slots=take_beams(self.slots, parents))
+
+
+def take_beams(tree: Any, beams: Int[Array, "B C"]) -> Any:
+    """Returns the hypotheses with these indices of each sentence, from arrays [B, K, ...]."""
+
+    def take(x: Array) -> Array:
+        return jnp.take_along_axis(x, beams.reshape(*beams.shape, *[1] * (x.ndim - 2)), axis=1)
+
+    return jax.tree.map(take, tree)
 
 
 class Batch(NamedTuple):

@@ -15,7 +15,7 @@ from jaxtyping import Array
 from transformer_jax.attention import Mask, attend, kernels
 from transformer_jax.attention import blockwise as blockwise_module
 from transformer_jax.attention.blockwise import Blocks, blockwise
-from transformer_jax.attention.kernel_entry import FEATURES
+from transformer_jax.attention.kernels import FEATURES
 from transformer_jax.benchmark.attention_report import ERROR_LIMITS
 from transformer_jax.errors import UserError
 
@@ -50,7 +50,7 @@ MASKS: dict[str, tuple[Mask | None, int]] = {
 }
 
 
-def in_blocks(blocks: Blocks) -> kernels.Kernel:
+def in_blocks(blocks: Blocks) -> kernels.AnyKernel:
     def kernel(query: Array, key: Array, value: Array, mask: Mask | None, **_: Any) -> Any:
         return blockwise(query, key, value, mask, blocks=blocks)
 
@@ -115,13 +115,13 @@ CASES += [
 ]
 
 
-OPTIMISED = ("packed, causal", 2)
+OPTIMIZED = ("packed, causal", 2)
 LONG = {"uneven blocks": pytest.param("uneven blocks", marks=pytest.mark.long)}
 
 
 @pytest.mark.parametrize(
     ("mask", "shared"),
-    [pytest.param(*c, marks=[pytest.mark.optimised] if c == OPTIMISED else []) for c in CASES],
+    [pytest.param(*c, marks=[pytest.mark.optimized] if c == OPTIMIZED else []) for c in CASES],
 )
 @pytest.mark.parametrize("kernel", [LONG.get(name, name) for name in KERNELS])
 def test_kernels_are_attention_in_float32(kernel: str, mask: str, shared: int) -> None:
@@ -238,7 +238,7 @@ def test_kernels_are_attention_on_a_gpu(kernel: str, dtype: Any, mask: str) -> N
 def test_pallas_refuses_what_it_would_get_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     stepping, keys = MASKS["one step of decoding"]
-    with pytest.raises(ValueError, match="pallas: does not support causal masks whose positions"):
+    with pytest.raises(ValueError, match="'pallas': does not support causal masks whose positions"):
         attend(*inputs(keys), stepping, kernel="pallas")
     with pytest.raises(ValueError, match=r"kernel pallas: .*block.*; use xla"):
         attend(*inputs(20), kernel="pallas")
@@ -289,17 +289,23 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (r"not ndarray as output", {"kernel": lambda q, *_, **__: (np.zeros(q.shape), None)}),
     (r"not \(2, 4, 20, 8\) and int", {"kernel": lambda q, *_, **__: (q, 1)}),
     (r"not \(2, 4, 20, 8\) and \(2, 4, 20, 8\)", {"kernel": lambda q, *_, **__: (q, q)}),
-    (r"kernel blockwise: does not support a bias; use", {"kernel": "blockwise", "bias": 0}),
     (
-        r"kernel blockwise: does not support dropout; use kernel reference",
+        r"kernel='blockwise': does not support a bias, which this call needs; use auto,",
+        {"kernel": "blockwise", "bias": 0},
+    ),
+    (
+        r"kernel='blockwise': does not support dropout, .*; use auto or reference",
         {"kernel": "blockwise", "dropout": lambda w: w},
     ),
-    (r"kernel xla: does not support dropout; use kernel", {"kernel": "xla", "dropout": abs}),
-    (r"kernel cudnn: runs on gpu, not on cpu; use xla", {"kernel": "cudnn"}),
-    (r"kernel pallas: runs on tpu, not on cpu; use xla", {"kernel": "pallas"}),
-    (r"pallas: does not support windows; use", {"kernel": "pallas", "mask": Mask(window=3)}),
     (
-        r"kernel blockwise: does not support dense masks; use kernel reference",
+        r"kernel='xla': does not support dropout, which this call needs; use",
+        {"kernel": "xla", "dropout": abs},
+    ),
+    (r"kernel='cudnn': runs on gpu, not on cpu; use xla", {"kernel": "cudnn"}),
+    (r"kernel='pallas': runs on tpu, not on cpu; use xla", {"kernel": "pallas"}),
+    (r"'pallas': does not support windows, .*; use", {"kernel": "pallas", "mask": Mask(window=3)}),
+    (
+        r"kernel='blockwise': does not support dense masks, .*; use auto, reference",
         {"kernel": "blockwise", "mask": jnp.ones((1, 1, 1, 20), bool)},
     ),
     (
@@ -361,7 +367,7 @@ def test_a_mask_of_numpy_is_dense_at_every_length() -> None:
 
 def test_query_heads_are_a_multiple_of_key_heads() -> None:
     query, key, value = inputs(20, shared=3)
-    with pytest.raises(ValueError, match="4 query heads: must be a multiple of the 3 key heads"):
+    with pytest.raises(ValueError, match="4 query heads: must be a multiple of the 3 KV heads"):
         attend(query, key, value)
 
 
@@ -426,28 +432,29 @@ def test_the_reference_kernel_has_every_feature() -> None:
 
 def test_settings_are_checked_against_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     needs = {"bias": "model.positions='alibi'", "dropout": "model.attention_dropout=0.1"}
-    just_bias, just_dropout = ({name: needs[name]} for name in needs)
-    kernels.check_kernel("auto", needs, "float32")
-    kernels.check_kernel("reference", needs, "float32")
-    kernels.check_kernel("blockwise", {}, "float32")
-    with pytest.raises(UserError) as bias:
-        kernels.check_kernel("blockwise", just_bias, "float32")
-    assert str(bias.value) == (
-        "execution.kernel='blockwise': must be auto, reference, xla or cudnn with "
-        "model.positions='alibi': this kernel does not support a bias"
+    bias, dropout = ({name: needs[name]} for name in needs)
+
+    def check(name: str, needs: dict[str, str], dtype: str = "float32") -> None:
+        kernels.check_kernel(kernels.KERNELS[name], needs, dtype, "execution.kernel")
+
+    check("reference", needs)
+    check("blockwise", {})
+    with pytest.raises(UserError) as refused:
+        check("blockwise", bias)
+    assert str(refused.value) == (
+        "execution.kernel='blockwise': does not support a bias, which model.positions='alibi' "
+        "needs; use auto, reference, xla or cudnn"
     )
-    with pytest.raises(UserError) as dropout:
-        kernels.check_kernel("cudnn", just_dropout, "bfloat16")
-    assert str(dropout.value) == (
-        "execution.kernel='cudnn': must be auto or reference with model.attention_dropout=0.1: "
-        "this kernel does not support dropout"
+    with pytest.raises(UserError) as refused:
+        check("cudnn", dropout, "bfloat16")
+    assert str(refused.value) == (
+        "execution.kernel='cudnn': does not support dropout, which model.attention_dropout=0.1 "
+        "needs; use auto or reference"
     )
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    kernels.check_kernel("cudnn", {}, "bfloat16")
-    with pytest.raises(
-        UserError, match=r"kernel='cudnn': .*not in model\.dtype='float32'; use xla"
-    ):
-        kernels.check_kernel("cudnn", {}, "float32")
+    check("cudnn", {}, "bfloat16")
+    with pytest.raises(UserError, match=r"kernel='cudnn': .*not float32; use xla"):
+        check("cudnn", {})
 
 
 def test_memory_of_blockwise_is_linear_in_length() -> None:

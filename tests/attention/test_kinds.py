@@ -25,7 +25,7 @@ from transformer_jax.attention import (
     soft_attention,
 )
 from transformer_jax.attention.gathered import local_p_gathered
-from transformer_jax.attention.kinds import predicted_centre
+from transformer_jax.attention.kinds import predicted_center
 from transformer_jax.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("strict")
@@ -41,7 +41,7 @@ QUERY = draw(0, HEADS, QUERIES, WIDTH)
 KEY, VALUE = draw(1, HEADS, KEYS, WIDTH), draw(2, HEADS, KEYS, WIDTH)
 W, U, V = draw(3, HEADS, WIDTH, WIDTH), draw(4, HEADS, WIDTH, WIDTH), draw(5, HEADS, WIDTH)
 PLACES = draw(6, HEADS, WIDTH, KEYS)
-CENTRE = jnp.asarray([[0.3, 1.5, 3.0, 5.2, 6.9], [6.1, 0.0, 2.2, 4.4, 1.0]])
+CENTER = jnp.asarray([[0.3, 1.5, 3.0, 5.2, 6.9], [6.1, 0.0, 2.2, 4.4, 1.0]])
 MASK = jax.random.bernoulli(jax.random.key(7), 0.7, (QUERIES, KEYS)).at[1].set(False)
 ACTIVE = jax.nn.softmax(draw(8, HEADS, KEYS, KEYS))
 
@@ -88,13 +88,13 @@ def whole_mask() -> np.ndarray:
     return np.broadcast_to(np.asarray(MASK), (HEADS, QUERIES, KEYS))
 
 
-def near(centre: np.ndarray) -> np.ndarray:
-    return np.abs(np.arange(KEYS) - centre[..., None]) <= WINDOW
+def near(center: np.ndarray) -> np.ndarray:
+    return np.abs(np.arange(KEYS) - center[..., None]) <= WINDOW
 
 
 def gaussian(weights: np.ndarray, n: int, t: int) -> np.ndarray:
     sigma = WINDOW / 2
-    return weights * np.exp(-((np.arange(KEYS) - exact(CENTRE)[n, t]) ** 2) / (2 * sigma**2))
+    return weights * np.exp(-((np.arange(KEYS) - exact(CENTER)[n, t]) ** 2) / (2 * sigma**2))
 
 
 def picked(weights: np.ndarray, n: int, t: int) -> np.ndarray:
@@ -112,8 +112,8 @@ KINDS: dict[str, tuple[Callable[..., Any], np.ndarray, Any]] = {
         None,
     ),
     "local-p": (
-        partial(local_p_attention, centre=CENTRE, window=WINDOW),
-        whole_mask() & near(exact(CENTRE)),
+        partial(local_p_attention, center=CENTER, window=WINDOW),
+        whole_mask() & near(exact(CENTER)),
         gaussian,
     ),
     "latent": (
@@ -158,8 +158,8 @@ def test_gradients_are_finite_differences(kind: str, score: str) -> None:
 
 
 def test_gradients_of_what_kinds_learn_are_finite_differences() -> None:
-    def by_score(*learnt: Any) -> Array:
-        w, u, v, places = map(jnp.asarray, learnt)
+    def by_score(*learned: Any) -> Array:
+        w, u, v, places = map(jnp.asarray, learned)
         general = soft_attention(QUERY, KEY, VALUE, MASK, score=partial(scores.general, w=w))
         additive = partial(scores.additive, w=w, u=u, v=v)
         more = soft_attention(QUERY, KEY, VALUE, MASK, score=additive)
@@ -171,12 +171,14 @@ def test_gradients_of_what_kinds_learn_are_finite_differences() -> None:
 
     check_grads(by_score, (W, U, V, PLACES), order=1, modes=["rev"], atol=1e-2, rtol=1e-2)
 
-    def by_centre(*learnt: Any) -> Array:
-        centre = predicted_centre(QUERY, jnp.full((HEADS, QUERIES), 7.0), *map(jnp.asarray, learnt))
-        wide = {"centre": centre, "window": KEYS + 1}  # no edge of a window is crossed
+    def by_center(*learned: Any) -> Array:
+        center = predicted_center(
+            QUERY, jnp.full((HEADS, QUERIES), 7.0), *map(jnp.asarray, learned)
+        )
+        wide = {"center": center, "window": KEYS + 1}  # no edge of a window is crossed
         return local_p_attention(QUERY, KEY, VALUE, MASK, **wide)[0]
 
-    check_grads(by_centre, (W, V), order=1, modes=["rev"], atol=1e-2, rtol=1e-2)
+    check_grads(by_center, (W, V), order=1, modes=["rev"], atol=1e-2, rtol=1e-2)
 
 
 SENTENCES = jnp.array([[0] * QUERIES, [0, 0, 3, 3, 3]]), jnp.array([[6] * QUERIES, [3, 3, 4, 4, 0]])
@@ -194,23 +196,23 @@ def test_gathered_windows_are_local_p_attention(
     first, length = SENTENCES
     position = jnp.arange(KEYS)[None, None] - first[:, :, None]
     seen = (position >= 0) & (position < length[:, :, None])
-    learnt = {"w": W, "u": U, "v": V} if score == "additive" else {}
+    learned = {"w": W, "u": U, "v": V} if score == "additive" else {}
 
-    def centre_of(share: Array) -> Array:
+    def center_of(share: Array) -> Array:
         return share * length[:, None].astype(jnp.float32)
 
     def ours(share: Array, score: Partial, query: Array, keys: Array, values: Array) -> Array:
-        options = {"centre": centre_of(share), "window": window, "score": score}
+        options = {"center": center_of(share), "window": window, "score": score}
         return local_p_gathered(query, keys, values, first, length, **options)
 
     def wanted(share: Array, score: Partial, query: Array, keys: Array, values: Array) -> Array:
-        options = {"centre": centre_of(share), "window": window, "score": score}
+        options = {"center": center_of(share), "window": window, "score": score}
         options["key_positions"] = jnp.broadcast_to(position[:, None], (2, HEADS, QUERIES, KEYS))
         return local_p_attention(query, keys, values, seen[:, None], **options)[0]
 
-    share = jnp.stack([CENTRE / KEYS, jnp.array([[0.0, 1.0, 0.25, 0.5, 0.5], [1, 0.4, 0, 0.9, 1]])])
+    share = jnp.stack([CENTER / KEYS, jnp.array([[0.0, 1.0, 0.25, 0.5, 0.5], [1, 0.4, 0, 0.9, 1]])])
     arrays = [jnp.stack([x, x[::-1]]) for x in (QUERY, KEY, VALUE)]
-    given = (share, Partial(getattr(scores, score), **learnt), *arrays)
+    given = (share, Partial(getattr(scores, score), **learned), *arrays)
     (found, back), (exactly, back_exactly) = jax.vjp(ours, *given), jax.vjp(wanted, *given)
     np.testing.assert_allclose(found, exactly, atol=2e-6)
     assert not np.any(found[1, :, 4]), "an empty sentence"
@@ -222,15 +224,15 @@ def test_gathered_windows_are_local_p_attention(
 
 def test_gathered_windows_are_the_formula() -> None:
     keys = jnp.full((1, QUERIES), KEYS)
-    options = {"centre": CENTRE[None], "window": WINDOW, "score": Partial(scores.scaled_dot)}
+    options = {"center": CENTER[None], "window": WINDOW, "score": Partial(scores.scaled_dot)}
     found = local_p_gathered(QUERY[None], KEY[None], VALUE[None], 0 * keys, keys, **options)
-    by_hand = weights_by_hand(SCORES["scaled_dot"][1], near(exact(CENTRE)), gaussian)
+    by_hand = weights_by_hand(SCORES["scaled_dot"][1], near(exact(CENTER)), gaussian)
     np.testing.assert_allclose(found[0], by_hand @ exact(VALUE), atol=2e-6)
 
 
-def test_predicted_centre_is_the_formula() -> None:
+def test_predicted_center_is_the_formula() -> None:
     lengths = np.array([[7, 6, 5, 4, 3]] * HEADS)
-    found = predicted_centre(QUERY, jnp.asarray(lengths, jnp.float32), W, V)
+    found = predicted_center(QUERY, jnp.asarray(lengths, jnp.float32), W, V)
     for n, t in np.ndindex(HEADS, QUERIES):
         inner = exact(V)[n] @ np.tanh(exact(QUERY)[n, t] @ exact(W)[n])
         np.testing.assert_allclose(found[n, t], lengths[n, t] / (1 + np.exp(-inner)), rtol=1e-5)
@@ -248,17 +250,17 @@ def test_prepared_scores_are_the_formulas(name: str) -> None:
     sizes = {"H": WIDTH, "P": KEYS}
     params = {
         param: draw(10 + i, HEADS, *(sizes[letter] for letter in dimensions.split()))
-        for i, (param, dimensions) in enumerate(entry.params.items())
+        for i, (param, dimensions) in enumerate({**entry.params, **entry.compare_params}.items())
     }
     query, keys = (jnp.stack([x, x[::-1]]) for x in (QUERY, KEY))
-    found = entry.prepare(query, keys, POSITIONS, **params)
+    prepared = entry.prepare(query, keys, POSITIONS, **{n: params[n] for n in entry.params})
+    found = entry.compare(*prepared, **{n: params[n] for n in entry.compare_params})
     if name == "location":
         wanted = scores.location(query, POSITIONS[:, None], params["positions"])
     else:
         wanted = getattr(scores, name)(query, keys, **params)
-    np.testing.assert_allclose(found.compare(found.query, found.keys), wanted, atol=1e-5)
-    assert entry.product == (found.compare.func == scores.scaled_dot)
-    assert not entry.product or found.keys is keys
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert not entry.product or prepared[1] is keys
 
 
 def test_unknown_scores_are_named() -> None:
@@ -333,7 +335,7 @@ def test_gumbel_has_the_gradient_of_the_softmax_with_its_noise(temperature: floa
 
 
 def test_windows_and_temperatures_that_make_no_sense_are_refused() -> None:
-    for attention in (local_m_attention, partial(local_p_attention, centre=CENTRE)):
+    for attention in (local_m_attention, partial(local_p_attention, center=CENTER)):
         with pytest.raises(ValueError, match="window=0: must be at least 1"):
             attention(QUERY, KEY, VALUE, window=0)
     with pytest.raises(ValueError, match="window=-1: must be at least 0"):

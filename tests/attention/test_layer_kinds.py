@@ -28,6 +28,7 @@ from tools import documents
 from transformer_jax.attention import (
     AttentionInputs,
     AttentionOutput,
+    Context,
     Mask,
     MultiHeadAttention,
     attend,
@@ -109,12 +110,12 @@ def test_kinds_learn_all_that_they_hold(kind: ModelConfig) -> None:
     (total, count), grads = gradient(kind)(make_batch(LENGTHS))
     assert jnp.isfinite(total)
     assert count == 13
-    unlearnt = {"hard": ("cross_attention/query", "cross_attention/key")}
+    unlearned = {"hard": ("cross_attention/query", "cross_attention/key")}
     for name, leaf in flat(grads).items():
         assert np.isfinite(leaf).all(), name
         # A bias on keys moves all of a query's scores alike; a choice without a key is no sample.
         spared = name.endswith("key/bias") or ("key/" in name and "location" in str(kind))
-        hard = any(part in name for part in unlearnt.get(kind.cross_attention.kind, ()))
+        hard = any(part in name for part in unlearned.get(kind.cross_attention.kind, ()))
         assert np.any(leaf) or spared or hard, name
 
 
@@ -222,8 +223,7 @@ def test_rotary_knows_distances_only() -> None:
     x = jax.random.normal(jax.random.key(0), (1, 5, 16))
 
     def attended(layer: MultiHeadAttention, places: jax.Array) -> Any:
-        memory = layer.project(x, places)
-        return layer(x, memory, Mask(), positions=places)[0]
+        return layer(x, Context(Mask(), places))[0]
 
     places = jnp.arange(5)[None]
     params = layer.init(jax.random.key(1), places, method=attended)
@@ -353,7 +353,7 @@ def test_a_kind_of_ones_own() -> None:
     register_kind("cosine", cosine)
     config = tiny(**everywhere("cross_attention", kind="cosine"))
     (_, _), grads = gradient(config)(make_batch(LENGTHS))
-    assert np.any(grads["decoder"]["layers_0"]["cross_attention"]["weighing"]["scale"])
+    assert np.any(grads["decoder"]["layers_0"]["cross_attention"]["scale"])
     with pytest.raises(ValueError, match="kind 'cosine': is already the label of another"):
         register_kind("cosine", layer_kinds.soft)
     unknown = tiny(**everywhere("cross_attention", kind="cosinus"))
@@ -431,9 +431,11 @@ def test_hard_attention_is_refused_with_packing() -> None:
 
 
 def test_dropout_is_refused_with_a_kernel_that_has_none() -> None:
-    with pytest.raises(ValueError, match=r"execution\.kernel='xla': must be auto or reference"):
+    with pytest.raises(ValueError, match=r"execution\.kernel='xla': .*; use auto or reference"):
         check_model(tiny(attention_dropout=0.1), "xla")
-    with pytest.raises(ValueError, match=r"'blockwise': must be auto, .* model\.positions='alibi'"):
+    with pytest.raises(
+        ValueError, match=r"'blockwise': .* model\.positions='alibi' needs; use auto,"
+    ):
         check_model(tiny(positions="alibi"), "blockwise")
 
 
@@ -452,18 +454,18 @@ class ByHand:
         self.config, self.lengths = inputs.config, lengths
 
     def score(self, q: np.ndarray, n: int, b: int, s: int) -> float:
-        k, learnt = self.key[b, n, s], {name: x[n] for name, x in self.params.items()}
+        k, learned = self.key[b, n, s], {name: x[n] for name, x in self.params.items()}
         match self.config.score:
             case "dot":
                 return q @ k
             case "scaled_dot":
                 return q @ k / len(q) ** 0.5
             case "general":
-                return q @ learnt["w"] @ k
+                return q @ learned["w"] @ k
             case "additive":
-                return learnt["v"] @ np.tanh(q @ learnt["w"] + k @ learnt["u"])
+                return learned["v"] @ np.tanh(q @ learned["w"] + k @ learned["u"])
             case "location":
-                return q @ learnt["positions"][:, s]
+                return q @ learned["positions"][:, s]
             case other:
                 raise ValueError(other)
 
@@ -479,7 +481,7 @@ class ByHand:
             case "local-m":
                 return self.soft(b, n, t, lambda s: abs(s - t) <= window)
             case "local-p":
-                w, v = self.params["centre_w"][n], self.params["centre_v"][n]
+                w, v = self.params["center_w"][n], self.params["center_v"][n]
                 inner = v @ np.tanh(self.query[b, n, t] @ w)
                 p = self.lengths[b] / (1 + np.exp(-inner))
                 gauss = np.exp(-((places - p) ** 2) / (2 * (window / 2) ** 2))
@@ -544,7 +546,7 @@ def test_a_plain_layer_is_plain_attention_in_each_head() -> None:
     x = jax.random.normal(jax.random.key(0), (2, 5, 16))
 
     def attended(layer: MultiHeadAttention) -> Any:
-        return layer(x, layer.project(x), Mask())[0]
+        return layer(x, Context(Mask()))[0]
 
     found = np.asarray(layer.apply({}, method=attended))
     for b, n in np.ndindex(2, 2):
@@ -568,7 +570,7 @@ def test_a_kind_of_ones_own_may_say_what_it_supports(monkeypatch: pytest.MonkeyP
         check_packing(config)
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     with pytest.raises(
-        UserError, match=r"kernel='pallas': .*cross_attention\.kind='declared': this"
+        UserError, match=r"kernel='pallas': .*cross_attention\.kind='declared' needs"
     ):
         check_model(config, "pallas")
 

@@ -10,6 +10,7 @@ from common import tiny
 from jaxtyping import Array
 
 from transformer_jax.attention import (
+    Context,
     KeysValues,
     KVCache,
     Mask,
@@ -141,11 +142,15 @@ def test_masks() -> None:
 
 
 def test_cache_writes_new_positions_at_the_index() -> None:
-    empty = jnp.zeros((2, 3, 5, 6))
-    key, value = jnp.full((2, 3, 1, 6), 1.0), jnp.full((2, 3, 1, 6), 2.0)
-    cache = KVCache.of(KeysValues(empty, empty)).write(KeysValues(key, value), jnp.asarray(3))
-    for array, filling in zip(cache.read(), (1.0, 2.0), strict=True):
-        np.testing.assert_array_equal(array, empty.at[:, :, 3].set(filling))
+    """Positions follow each other, and at each of them the hypotheses do."""
+    layer, sizes = MultiHeadAttention(tiny(), "decoder_attention"), (2, 2, 4, 8)
+    cache = layer.bind({}).init_state(2, beams=4, length=5).cache
+    new = KeysValues(*(jax.random.normal(jax.random.key(i), sizes) for i in (0, 1)))
+    for array, wanted in zip(cache.write(new, jnp.asarray(3)).read(), new, strict=True):
+        np.testing.assert_array_equal(array, jnp.zeros((2, 2, 20, 8)).at[:, :, 12:16].set(wanted))
+    memory = KVCache.of_memory(new).read()
+    np.testing.assert_array_equal(memory.key, new.key)
+    np.testing.assert_array_equal(memory.value, new.value)
 
 
 @pytest.mark.parametrize("part", ["query", "key", "value"])
@@ -167,4 +172,4 @@ def test_heads_attend_apart(part: str) -> None:
 
 
 def _self_attention(layer: MultiHeadAttention, x: Array) -> Array:
-    return layer(x, layer.project(x), Mask())[0]
+    return layer(x, Context(Mask()))[0]

@@ -1,7 +1,9 @@
 """`transformer-jax bench attention`: what it measures, judges, writes and refuses."""
 
+import contextlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,15 @@ import jax
 import numpy as np
 import pytest
 
-from transformer_jax import memory
-from transformer_jax.benchmark import attention, attention_report, products, pytorch, timing
+from transformer_jax.attention import Mask
+from transformer_jax.benchmark import attention, attention_report, pytorch, timing
+from transformer_jax.benchmark import exact as exact_module
+from transformer_jax.benchmark.attention import Case
 from transformer_jax.benchmark.attention_report import exponent, summary
-from transformer_jax.benchmark.cases import Case, attention_function, draw_inputs
 from transformer_jax.benchmark.exact import exact
 from transformer_jax.benchmark.settings import AttentionBenchmark
 from transformer_jax.cli.main import main
+from transformer_jax.parallel import devices
 
 SMALL = ["--heads=2", "--head-size=4", "--batches", "1"]
 
@@ -43,7 +47,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Few samples, without PyTorch, in a folder with a module of the user's."""
     monkeypatch.setattr(timing, "SAMPLE_S", 1e-4)
     monkeypatch.setattr(attention, "MAX_SAMPLES", 2)
-    monkeypatch.setattr(pytorch, "_allocators", list)
+    monkeypatch.setattr(pytorch, "workers", lambda platform: contextlib.nullcontext({}))
     (tmp_path / "my_kernels.py").write_text(MODULE, "utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -65,12 +69,12 @@ def test_kernels_are_measured_and_a_wrong_one_is_found(
     assert set(forward) == {"reference", "blockwise"}
     assert not any(mark in line for line in forward.values() for mark in (">", "not finite"))
 
-    found = json.loads((tmp_path / "made/x.json").read_text("utf-8"))
-    assert found["max_error"]["blockwise"] < 2e-6
-    assert found["max_error"]["my_kernels:twice"] == pytest.approx(1)
-    assert found["max_error"]["my_kernels:nan"] is None
-    assert len(found["records"]) == 2 * 2 * 4  # masks, directions, kernels
-    for record in found["records"]:
+    contents = json.loads((tmp_path / "made/x.json").read_text("utf-8"))
+    assert contents["max_error"]["blockwise"] < 2e-6
+    assert contents["max_error"]["my_kernels:twice"] == pytest.approx(1)
+    assert contents["max_error"]["my_kernels:nan"] is None
+    assert len(contents["records"]) == 2 * 2 * 4  # masks, directions, kernels
+    for record in contents["records"]:
         assert record["median_s"] > 0
         assert record["gflops"] > 0
         assert record["share_of_products"] > 0
@@ -81,7 +85,7 @@ def test_kernels_are_measured_and_a_wrong_one_is_found(
         assert record["auto"] == (record["kernel"] == "reference")
     assert (tmp_path / "made/x.svg").stat().st_size > 0
     dumped = {path.name for path in (tmp_path / "hlo").iterdir()}
-    assert len(dumped) == len(found["records"])
+    assert len(dumped) == len(contents["records"])
     name = "my_kernels.twice-float32-1-causal-8-both.hlo.txt"
     assert "HloModule" in (tmp_path / "hlo" / name).read_text("utf-8")
 
@@ -89,7 +93,7 @@ def test_kernels_are_measured_and_a_wrong_one_is_found(
 def test_a_case_that_does_not_fit_is_reported_and_the_others_are_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "usable_host_memory", lambda: 40_000)
+    monkeypatch.setattr(devices, "usable_host_memory", lambda: 40_000)
     bench("--lengths", "16", "512", "--kernels", "reference", "--masks", "full")
     out = capsys.readouterr().out
     needed = 3 * 4 * 4 * 2 * 512 * 4
@@ -102,7 +106,7 @@ def test_scores_that_do_not_fit_are_found_where_a_library_holds_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = 4 * 8 * 512 * 512
-    monkeypatch.setattr(memory, "usable_host_memory", lambda: scores)
+    monkeypatch.setattr(devices, "usable_host_memory", lambda: scores)
     sizes = ["--lengths", "512", "--heads=8", "--head-size=16"]
     bench(*sizes, "--kernels", "reference", "blockwise", "--masks", "full")
     told = re.findall("does not fit: needs ([0-9,]*) bytes", capsys.readouterr().out)
@@ -135,36 +139,31 @@ def test_a_kernel_that_fails_is_reported_and_the_others_are_measured(
 
 def test_a_record_is_made_of_times() -> None:
     case = Case("float32", 2, "causal", 4, "both", heads=3, kv_heads=3, head_size=5)
-    inputs = draw_inputs(case)
-    right = attention_function(case, "reference")
-    mine = attention.Implementation(
-        lambda count: 1.0, lambda: right(*inputs), {"temporaries_bytes": 7}
-    )
     times, torch = timing.Samples((2.0, 1.0, 3.0)), timing.Samples((8.0, 3.0, 6.0))
-    floor = products.floor_seconds(case, fastest=0.25)
-    true = exact(inputs, causal=True)
-    found = attention.make_record(case, mine, times, floor, torch, true)
-    share = 10 / 16  # of the scores
-    assert found["median_s"] == 2
-    assert found["gflops"] == pytest.approx(6 * 2 * 4 * 4 * 5 * 2 * 3 * share / 2 / 1e9)
-    per_query = 0.25 / (products.STEPS * products.SCORES_PER_STEP / 4)
-    assert found["share_of_products"] == pytest.approx(3 * per_query * 4 * 2 * 3 * share / 2)
-    assert found["ratio_to_torch"] == 3
-    assert found["ratio_to_torch_spread"] == [2, 4]
-    assert found["error"] < 2e-6
-    assert found["temporaries_bytes"] == 7
+    record = attention.summarize(case, times, 1e4, torch)
+    flops = 6 * 2 * 10 * 5 * 2 * 3  # of 10 scores that the mask leaves
+    assert record["median_s"] == 2
+    assert record["gflops"] == pytest.approx(flops / 2 / 1e9)
+    assert record["share_of_products"] == pytest.approx(flops / 2 / 1e4)
+    assert record["ratio_to_torch"] == 3
+    assert record["ratio_to_torch_spread"] == [2, 4]
+    assert attention.summarize(case, times, 1e4, None)["ratio_to_torch"] is None
 
 
-def test_products_of_long_sentences_need_little_memory() -> None:
-    case = Case("float32", 1, "full", 2**16, "forward", heads=1, kv_heads=1, head_size=1)
-    assert 1 <= products.queries_per_step(case) <= products.SCORES_PER_STEP / case.length
+@pytest.mark.parametrize("length", [4, 2**16])
+def test_matmuls_of_long_sentences_need_little_memory(length: int) -> None:
+    case = Case("float32", 1, "full", length, "forward", heads=1, kv_heads=1, head_size=1)
+    call, flops = attention.matmuls(case)
+    assert flops == 2 * 2 * attention.STEPS * attention.SCORES_PER_STEP
+    (total,) = call()
+    assert total.shape == (attention.SCORES_PER_STEP // length, 1)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--kernels", "blokwise"], "kernel 'blokwise': unknown; did you mean blockwise?"),
-        (["--kernels", "cudnn"], "kernel cudnn: runs on gpu, not on cpu; use xla"),
+        (["--kernels", "cudnn"], "kernel='cudnn': runs on gpu, not on cpu; use xla"),
         (["--kernels", "nowhere:f"], "kernel 'nowhere:f': cannot be imported: No module"),
         (["--kernels", "my_kernels:narrow"], "(JAX array of (1, 2, 8, 4), weights or None)"),
         (["--kernels", "my_kernels:narrow"], "not (1, 2, 8, 1) and NoneType"),
@@ -194,33 +193,47 @@ def test_without_names_all_kernels_that_run_here_are_measured() -> None:
     assert attention.supported_kernels(settings) == ("auto", "reference", "blockwise", "xla")
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_exact_gradients_are_those_of_the_exact_output(causal: bool) -> None:
-    draws = jax.random.normal(jax.random.key(0), (6, 2, 5, 3))
-    arrays = [draws[:4].reshape(1, 4, 10, 3)[:, :, :5], draws[4:5], draws[5:], draws[:4]]
-    arrays[3] = jax.random.normal(jax.random.key(1), arrays[0].shape)
-    true = exact(arrays, causal=causal)
-    assert true.heads == [(0, 0), (0, 1)]
+SEGMENTS = np.array([[1, 1, 2, 2, 2], [1, 1, 1, 1, 0]])
+PACKED = Mask(SEGMENTS, key_segments=SEGMENTS)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [None, Mask(causal=True), Mask(window=1), PACKED, replace(PACKED, causal=True, window=1)],
+    ids=["none", "causal", "window", "packed", "packed causal window"],
+)
+def test_the_exact_output_is_that_of_the_formula_and_has_the_exact_gradients(
+    mask: Mask | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exact_module, "ROWS", 4)  # of scores at a time, two for each query
+    visible = None if mask is None else np.asarray(mask.dense(5, 5))[:, 0]
+    rng = np.random.default_rng(0)
+    query, gradient = rng.standard_normal((2, 2, 4, 5, 3))  # two queries for each head of keys
+    arrays = [query, *rng.standard_normal((2, 2, 2, 5, 3)), gradient]
+    true = exact(arrays, visible)
+    assert true.heads == [0, 1, 2, 3]
+    key, value = (np.repeat(x, 2, axis=1) for x in arrays[1:3])
+    weights = np.exp(query @ key.swapaxes(-1, -2) / 3**0.5)
+    weights *= 1 if visible is None else visible[:, None]
+    output = weights / (weights.sum(-1, keepdims=True) + 1e-300) @ value
+    np.testing.assert_allclose(true.arrays[0], output.reshape(4, 2, 5, 3), rtol=1e-12, atol=1e-12)
 
     def total(which: int, change: np.ndarray) -> float:
-        moved = list(arrays)
-        moved[which] = arrays[which] + change
-        output = exact(moved, causal=causal).arrays[0]
-        return float(np.sum(output * np.asarray(arrays[3]).reshape(output.shape)))
+        moved = [x + change if i == which else x for i, x in enumerate(arrays)]
+        return float(np.sum(exact(moved, visible).arrays[0] * gradient.reshape(4, 2, 5, 3)))
 
-    rng = np.random.default_rng(0)
     for which in range(3):
-        way = rng.standard_normal(arrays[which].shape).astype(np.float32)
-        slope = (total(which, 1e-2 * way) - total(which, -1e-2 * way)) / 2e-2
-        gradient = true.arrays[1 + which]
-        assert slope == pytest.approx(float(np.sum(gradient * way.reshape(gradient.shape))), 1e-3)
+        way = rng.standard_normal(arrays[which].shape)
+        slope = (total(which, 1e-4 * way) - total(which, -1e-4 * way)) / 2e-4
+        product = true.arrays[1 + which] * way.reshape(true.arrays[1 + which].shape)
+        assert slope == pytest.approx(float(np.sum(product)), 1e-6)
 
 
 def test_the_error_of_some_heads_is_of_those() -> None:
     arrays = [jax.random.normal(jax.random.key(i), (2, 3, 4, 2)) for i in range(4)]
-    true = exact(arrays, causal=False, heads=2)
-    assert true.heads == [(0, 0), (1, 2)]
-    whole = exact(arrays, causal=False)
+    true = exact(arrays, all_heads=False)
+    assert true.heads == [0, 5]
+    whole = exact(arrays)
     output = jax.numpy.asarray(whole.arrays[0].reshape(2, 3, 4, 2), "float32")
     elsewhere, here = output.at[0, 1].add(1.0), output.at[1, 2].add(1.0)
     errors = [true.error([x]) or 0.0 for x in (output, elsewhere, here)]
@@ -233,8 +246,8 @@ def test_the_error_of_some_heads_is_of_those() -> None:
 def test_the_summary_holds_every_ratio() -> None:
     def record(kernel: str, batch: int, length: int, seconds: float, **more: object) -> dict:
         case = {"dtype": "float32", "batch": batch, "mask": "full", "direction": "both"}
-        known = {"error": 1e-7 * length, "temporaries_bytes": 8 * length, "ratio_to_torch": None}
-        return case | {"length": length, "kernel": kernel, "median_s": seconds} | known | more
+        usual = {"error": 1e-7 * length, "temporaries_bytes": 8 * length, "ratio_to_torch": None}
+        return case | {"length": length, "kernel": kernel, "median_s": seconds} | usual | more
 
     lengths = (256, 1024, 4096)
     records = [
@@ -252,17 +265,17 @@ def test_the_summary_holds_every_ratio() -> None:
     ]
     records.append(record("reference", 1, 4096, 1.0, temporaries_bytes=8 * 4096 * 10))
     records.append(record("torch", 1, 4096, 1.0, version="2", threads=4, allocator="tuned"))
-    found = summary(records)
-    assert found["pytorch"] == {"version": "2", "threads": 4}
+    values = summary(records)
+    assert values["pytorch"] == {"version": "2", "threads": 4}
     for batch in (1, 8):
         ratios = {str(n): n / batch for n in lengths}
-        assert found["ratio_to_torch"]["both"][str(batch)] == ratios
+        assert values["ratio_to_torch"]["both"][str(batch)] == ratios
         spread = {str(n): [n / 9, n] for n in lengths}
-        assert found["ratio_to_torch_spread"]["both"][str(batch)] == spread
-    assert found["ratio_to_torch_causal"] == {}
-    assert found["memory_ratio_to_reference_at_4096"] == pytest.approx(0.1)
-    assert found["max_error"]["blockwise"] == pytest.approx(4096e-7)
-    assert found["exponents"][0]["time"] == pytest.approx(2)
-    assert found["exponents"][0]["temporaries"] == pytest.approx(1)
+        assert values["ratio_to_torch_spread"]["both"][str(batch)] == spread
+    assert values["ratio_to_torch_causal"] == {}
+    assert values["memory_ratio_to_reference_at_4096"] == pytest.approx(0.1)
+    assert values["max_error"]["blockwise"] == pytest.approx(4096e-7)
+    assert values["exponents"][0]["time"] == pytest.approx(2)
+    assert values["exponents"][0]["temporaries"] == pytest.approx(1)
     assert exponent(records[:1], "median_s") is None
     assert "blockwise: T^2.0" in attention_report.curves(records)["forward and backward, ms"]

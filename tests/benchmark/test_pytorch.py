@@ -1,59 +1,36 @@
 """PyTorch's attention is timed in processes of its own."""
 
 import json
-from collections.abc import Iterator, Sequence
+import os
 from pathlib import Path
+from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
-from transformer_jax.benchmark import attention, pytorch, pytorch_worker, timing
-from transformer_jax.benchmark.cases import Case, draw_inputs
+from transformer_jax.benchmark import attention, pytorch, timing
+from transformer_jax.benchmark.attention import Case, draw_inputs
 from transformer_jax.benchmark.exact import exact
 from transformer_jax.cli.main import main
 
 
-def test_a_message_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "messages"
-    arrays = [np.ones((2, 3, 1), np.float32), np.arange(6, dtype=np.float32).reshape(2, 3).T]
-    with path.open("wb") as stream:
-        pytorch_worker.send(stream, {"do": "run"}, arrays)
-    with path.open("rb") as stream:
-        received = pytorch_worker.receive(stream)
-        assert received is not None
-        assert pytorch_worker.receive(stream) is None
-    assert received[0] == {"do": "run"}
-    for found, wanted in zip(received[1], arrays, strict=True):
-        np.testing.assert_array_equal(found, wanted)
-    path.write_bytes(path.read_bytes()[:-1])  # its sender has died
-    with path.open("rb") as stream:
-        assert pytorch_worker.receive(stream) is None
-
-
-class Fake(pytorch.Worker):
+def fake(seconds: float) -> pytorch.Worker:
     """A worker without a process, with fixed times and correct results."""
+    outputs: list[np.ndarray] = []
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.facts = seconds, {"version": "1", "threads": 2}
+    def ask(method: str, *arguments: Any) -> Any:
+        if method == "load":
+            outputs[:] = [exact(arguments[0]).arrays[0].reshape(arguments[0][0].shape)]
+            return {"version": "1", "threads": 2}
+        return {"time": seconds, "run": outputs, "unload": None}[method]
 
-    def load(self, case: Case, inputs: Sequence[jax.Array]) -> None:
-        self.results = exact(inputs, causal=False).arrays[0].reshape(case.input_shapes[0])
-
-    def seconds_per_call(self, count: int) -> float:
-        return self.seconds
-
-    def run(self) -> list[np.ndarray]:
-        return [self.results]
-
-    def unload(self) -> None:
-        pass
+    return ask
 
 
 def test_the_faster_allocator_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "MAX_SAMPLES", 3)
     case = Case("float32", 1, "full", 4, "forward", heads=2, kv_heads=2, head_size=4)
-    workers = {"default": Fake(2.0), "tuned": Fake(1.0)}
+    workers = {"default": fake(2.0), "tuned": fake(1.0)}
     monkeypatch.setattr(timing, "seconds_per_call", lambda call, count: 4.0)
     kernel, torch = attention.measure_case(case, ("reference",), workers)
     assert torch["kernel"] == "torch"
@@ -66,49 +43,112 @@ def test_the_faster_allocator_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch["error"] < 2e-6
 
 
+TORCH = """
+import numpy
+
+__version__ = "fake"
+
+def get_num_threads():
+    return 3
+
+def from_numpy(array):
+    print("libraries may print")
+    return Tensor(array)
+
+float32 = "float32"
+
+class set_grad_enabled:
+    def __init__(self, enabled): pass
+    def __enter__(self): pass
+    def __exit__(self, *error): pass
+
+class Tensor:
+    def __init__(self, array): self.array, self.shape = array, array.shape
+    def to(self, device, dtype): return self
+    detach = requires_grad_ = float = cpu = lambda self: self
+    def numpy(self): return self.array
+    def backward(self, gradient): Tensor.grad = gradient
+
+class nn:
+    class functional:
+        def scaled_dot_product_attention(query, key, value, is_causal, enable_gqa):
+            if numpy.isnan(query.array).any():
+                raise RuntimeError("no number")
+            if numpy.isinf(query.array).any():
+                import os
+                os._exit(7)
+            return Tensor(value.array + is_causal)
+"""
+
+
 @pytest.fixture
-def pytorch_worker_process() -> Iterator[pytorch.Worker]:
-    """A worker with the default allocator, where PyTorch is installed."""
-    pytest.importorskip("torch", reason="PyTorch is not installed (the extra `peers`)")
-    worker = pytorch.Worker({})
-    yield worker
-    worker.close()
+def fake_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module `torch` whose attention returns the values, plus 1 with a causal mask.
+
+    All gradients are that of the output."""
+    (tmp_path / "torch.py").write_text(TORCH, "utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+
+
+@pytest.mark.usefixtures("fake_torch")
+def test_a_process_answers_until_it_ends() -> None:
+    arrays = [np.full((1, 2, 3, 1), i, np.float32) for i in range(4)]
+    with pytorch.worker({}) as ask:
+        assert ask("load", arrays, "cpu", "float32", "causal", "forward") == {
+            "version": "fake",
+            "threads": 3,
+        }
+        (output,) = ask("run")
+        np.testing.assert_array_equal(output, arrays[2] + 1)
+        assert ask("time", 2) > 0
+        ask("load", arrays, "cpu", "float32", "full", "both")
+        for result, expected in zip(ask("run"), (2, 3, 3, 3), strict=True):
+            np.testing.assert_array_equal(result, arrays[expected])
+        ask("load", [arrays[0] * np.nan, *arrays[1:]], "cpu", "float32", "full", "forward")
+        with pytest.raises(RuntimeError, match="no number"):
+            ask("run")
+        with pytest.raises(RuntimeError, match="has no attribute 'float64'"):
+            ask("load", arrays, "cpu", "float64", "full", "forward")
+        ask("unload")
+        assert ask("run") == []  # a worker that has failed goes on
+        ask("load", [arrays[1] * np.inf, *arrays[1:]], "cpu", "float32", "full", "forward")
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="process ended with status 7"):
+                ask("run")
+
+
+@pytest.mark.usefixtures("fake_torch")
+def test_a_worker_that_fails_is_reported() -> None:
+    case = Case("bfloat16", 1, "full", 4, "forward", heads=1, kv_heads=1, head_size=4)
+    with pytorch.worker({}) as ask:
+        failed, kernel = attention.measure_case(case, ("reference",), {"default": ask})
+    assert failed["allocator"] == "default"
+    assert failed["failed"] == "module 'torch' has no attribute 'bfloat16'"
+    assert kernel["ratio_to_torch"] is None
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
-def test_pytorch_computes_the_same_attention(
-    pytorch_worker_process: pytorch.Worker, mask: str
-) -> None:
-    worker = pytorch_worker_process
-    for direction, arrays, dtype, limit in (
-        ("forward", 1, "float32", 2e-6),
-        ("both", 4, "float32", 2e-6),
-        ("both", 4, "bfloat16", 2e-2),
-    ):
-        case = Case(dtype, 2, mask, 5, direction, heads=4, kv_heads=2, head_size=8)
-        inputs = draw_inputs(case)
-        worker.load(case, inputs)
-        results = worker.run()
-        assert len(results) == arrays
-        error = exact(inputs, causal=mask == "causal").error(results)
-        assert error is not None
-        assert error < limit
-        assert worker.seconds_per_call(3) > 0
-        worker.unload()
-    assert worker.facts["threads"] >= 1
-    with pytest.raises(RuntimeError, match="must divide the number of heads"):
-        worker.load(case, [inputs[0][:, :3], *inputs[1:]])
-        worker.run()
-    worker.load(case, inputs)  # a worker that has failed goes on
-
-
-def test_a_worker_that_has_ended_is_an_error(pytorch_worker_process: pytorch.Worker) -> None:
-    worker = pytorch_worker_process
-    case = Case("float32", 1, "full", 4, "forward", heads=1, kv_heads=1, head_size=4)
-    worker.load(case, draw_inputs(case))
-    worker._process.kill()
-    with pytest.raises(RuntimeError, match="process ended with status"):
-        worker.run()
+def test_pytorch_computes_the_same_attention(mask: str) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed (the extra `peers`)")
+    with pytorch.worker({}) as ask:
+        for direction, arrays, dtype, limit in (
+            ("forward", 1, "float32", 2e-6),
+            ("both", 4, "float32", 2e-6),
+            ("both", 4, "bfloat16", 2e-2),
+        ):
+            case = Case(dtype, 2, mask, 5, direction, heads=4, kv_heads=2, head_size=8)
+            inputs = [np.asarray(x.astype(np.float32)) for x in draw_inputs(case)]
+            assert ask("load", inputs, "cpu", dtype, mask, direction)["threads"] >= 1
+            results = ask("run")
+            assert len(results) == arrays
+            visible = np.tri(5, dtype=bool)[None] if mask == "causal" else None
+            error = exact(inputs, visible).error(results)
+            assert error is not None
+            assert error < limit
+            assert ask("time", 3) > 0
+        with pytest.raises(RuntimeError, match="must divide the number of heads"):
+            ask("load", [inputs[0][:, :3], *inputs[1:]], "cpu", "float32", mask, "forward")
+            ask("run")
 
 
 @pytest.mark.long
@@ -120,16 +160,16 @@ def test_the_benchmark_times_pytorch(
     monkeypatch.setattr(attention, "MAX_SAMPLES", 2)
     sizes = ["--lengths", "8", "--batches", "1", "--heads=2", "--head-size=4", "--masks", "full"]
     main(["bench", "attention", *sizes, "--out", str(tmp_path / "x")])
-    found = json.loads((tmp_path / "x.json").read_text("utf-8"))
+    contents = json.loads((tmp_path / "x.json").read_text("utf-8"))
     torch = pytest.importorskip("torch")
-    assert found["pytorch"]["version"] == torch.__version__
-    assert found["pytorch"]["threads"] >= 1
-    records = [r for r in found["records"] if r["kernel"] == "torch"]
+    assert contents["pytorch"]["version"] == torch.__version__
+    assert contents["pytorch"]["threads"] >= 1
+    records = [r for r in contents["records"] if r["kernel"] == "torch"]
     assert [r["direction"] for r in records] == ["forward", "both"]
     for record in records:
-        assert set(record["median_s_by_allocator"]) == set(pytorch._allocators())
+        assert set(record["median_s_by_allocator"]) == set(pytorch.ALLOCATORS)
         assert record["error"] < 2e-6
     for direction in ("forward", "both"):
-        low, high = found["ratio_to_torch_spread"][direction]["1"]["8"]
-        assert low <= found["ratio_to_torch"][direction]["1"]["8"] <= high
+        low, high = contents["ratio_to_torch_spread"][direction]["1"]["8"]
+        assert low <= contents["ratio_to_torch"][direction]["1"]["8"] <= high
     assert "torch (" in capsys.readouterr().out

@@ -11,9 +11,9 @@ def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "SAMPLE_S", 0.0)  # one call a sample
     order: list[str] = []
     timers = {name: timing.timer(partial(order.append, name)) for name in "ab"}
-    found = timing.time_in_turns(timers, 3)
+    times = timing.time_in_turns(timers, 3)
     assert "".join(order) == "aabb" + "ab" * 3
-    assert {name: len(samples.values) for name, samples in found.items()} == {"a": 3, "b": 3}
+    assert {name: len(samples.values) for name, samples in times.items()} == {"a": 3, "b": 3}
 
 
 def test_calls_that_take_long_are_timed_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,9 +25,9 @@ def test_calls_that_take_long_are_timed_less_often(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
     timers = {s: timing.timer(partial(wait, s)) for s in (0.01, 1.0, 1.2, 4.0)}
-    found = {s: x.values for s, x in timing.time_in_turns(timers, 8, max_seconds=3.0).items()}
-    assert {s: len(values) for s, values in found.items()} == {0.01: 8, 1.0: 3, 1.2: 2, 4.0: 2}
-    for s, values in found.items():
+    times = {s: x.values for s, x in timing.time_in_turns(timers, 8, max_seconds=3.0).items()}
+    assert {s: len(values) for s, values in times.items()} == {0.01: 8, 1.0: 3, 1.2: 2, 4.0: 2}
+    for s, values in times.items():
         assert values == pytest.approx([s] * len(values))
 
 

@@ -36,11 +36,11 @@ class Browser:
         self.driver.implicitly_wait(10)
 
     def show(self, address: str, width: int = 1280, scheme: str = "light") -> None:
-        """Opens a page in a window of this width, in light or dark colours."""
+        """Opens a page in a window of this width, in light or dark colors."""
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-        colours = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        colors = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", colours)
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", colors)
         self.driver.get(address)
 
     def errors(self) -> list[str]:

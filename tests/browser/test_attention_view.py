@@ -10,7 +10,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 
-from transformer_jax.attention_view import attention_view
+from transformer_jax.decoding.attention_view import attention_view
 from transformer_jax.decoding.attention_weights import SentenceWeights
 
 pytestmark = pytest.mark.long

@@ -1,11 +1,9 @@
 """Options and fields of the config on a command line."""
 
-import logging
-
 import pytest
 from common import flat
 
-from transformer_jax.cli.arguments import ConfigArguments, parse, rename_options, split_config
+from transformer_jax.cli.arguments import ConfigArguments, parse, split_config
 from transformer_jax.cli.commands import COMMANDS, Translate
 from transformer_jax.cli.main import main
 from transformer_jax.config import Config, to_json
@@ -67,10 +65,3 @@ def test_a_missing_option_is_one_line() -> None:
     with pytest.raises(ValueError, match="--run") as caught:
         parse(Translate, [], "transformer-jax translate")
     assert "\n" not in str(caught.value)
-
-
-def test_old_names_of_options_are_accepted_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    given = ["--run=r", "--restart", "x--restart"]
-    assert rename_options(given) == ["--run=r", "--new", "x--restart"]
-    assert "--restart is now called --new" in caplog.text
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]

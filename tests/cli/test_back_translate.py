@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 from common import error_line
 
-from transformer_jax.cli import back_translate as cli
 from transformer_jax.cli.main import main
 from transformer_jax.config import Config
 from transformer_jax.decoding.translator import WINDOW, Translator
 from transformer_jax.runs.run import Run
-from transformer_jax.text.corpus import Corpus, Pair
+from transformer_jax.text.corpus import Corpus
 from transformer_jax.training.trainer import train
 
 
@@ -96,11 +95,10 @@ def test_bad_text_writes_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def translate(_: object, lines: list[str], **__: object) -> list[Pair]:
-        assert not "".join(lines).strip()  # before it has found the mistake
-        return []
+    def translate(*_: object, **__: object) -> list[str]:
+        raise AssertionError("before it has found the mistake")
 
-    monkeypatch.setattr(cli, "back_translate", translate)
+    monkeypatch.setattr(Translator, "translate", translate)
     (tmp_path / "x.de").write_bytes(text)
     assert message in error_line([*command, f"--text={tmp_path / 'x.de'}"], capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["x.de"]

@@ -228,7 +228,7 @@ def test_the_cache_is_in_the_users_folder(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(list((tmp_path / "home/.cache/transformer_jax/corpora").iterdir())) == 1
 
 
-@pytest.mark.parametrize("file", ["source.ids", "target.offsets", "blocks", "report.json"])
+@pytest.mark.parametrize("file", ["source.ids", "target.offsets", "report.json"])
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
 def test_a_damaged_entry_is_made_anew(tmp_path: Path, file: str, damage: str) -> None:
     name = text_pair(tmp_path, PAIRS)

@@ -1,4 +1,4 @@
-"""Entries of the cache: checked block by block, swept, bounded and shared."""
+"""Entries of the cache: checked when they are opened, swept, bounded and shared."""
 
 from __future__ import annotations
 
@@ -56,33 +56,32 @@ def test_rows_and_lengths_come_back(tmp_path: Path) -> None:
     assert found.target.take(np.array([29_999, 4])).ids.tolist() == [29_999] * 8 + [4] * 8
 
 
-@pytest.mark.parametrize("file", ["source.ids", "source.offsets", "target.ids", "target.offsets"])
-def test_a_damaged_block_is_found_when_it_is_read(
-    tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Opening checks the first blocks only; the others are hashed once, when they are needed."""
-    monkeypatch.setattr(entry, "_CHECKED_FIRST", 1)
-    path = tmp_path / NAMES[0]
-    write(path, 30_000)
-    flip(path / file, -9)
-    found = opened(path)
-    hashed: list[int] = []
-    digest = entry._block_digest
-    monkeypatch.setattr(entry, "_block_digest", lambda b: hashed.append(len(b)) or digest(b))
-    sides = (found.source, found.target)
-    for side in sides * 2:
-        assert side.take(np.arange(5000, 5010)).ids[::8].tolist() == [*range(5000, 5010)]
-    assert hashed == [2**16] * 2  # of the ids; all offsets so far are in the first blocks
-    with pytest.raises(ValueError, match=rf"data\.cache: \S*{file} is damaged; run the same"):
-        for side in sides:
-            side.row(29_999)
-    assert [*tmp_path.iterdir()] == []
+FILES = ["source.ids", "source.offsets", "target.ids", "target.offsets"]
 
 
-def test_small_entries_are_checked_when_they_are_opened(tmp_path: Path) -> None:
-    write(tmp_path / NAMES[0])
-    flip(tmp_path / NAMES[0] / "target.ids", 1000)
+@pytest.mark.parametrize("file", FILES)
+def test_a_changed_file_is_found_by_its_digest(tmp_path: Path, file: str) -> None:
+    write(tmp_path / NAMES[0], 30_000)
+    flip(tmp_path / NAMES[0] / file, -9)
     assert entry.read(tmp_path / NAMES[0]) is None
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("change", [-8, 8])
+def test_a_large_file_that_is_cut_or_too_long_is_found_without_reading_it(
+    tmp_path: Path, file: str, change: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry, "HASHED_BYTES", 0)
+    path = tmp_path / NAMES[0]
+    write(path)
+
+    def unexpected(*_: object) -> None:
+        raise AssertionError("the file is hashed")
+
+    monkeypatch.setattr(entry.hashlib, "blake2b", unexpected)
+    assert opened(path).source.row(99).tolist() == [99] * 8
+    os.truncate(path / file, (path / file).stat().st_size + change)
+    assert entry.read(path) is None
 
 
 KILLED = """

@@ -13,7 +13,6 @@ import pytest
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data.order import (
-    LATEST,
     Drawn,
     Order,
     describe_mixture,
@@ -22,7 +21,6 @@ from transformer_jax.data.order import (
     random_order,
     shares_of,
 )
-from transformer_jax.errors import UserError
 
 KEY = np.uint64(0x1234_5678_9ABC_DEF0)
 
@@ -71,7 +69,7 @@ def drawn(order: Order, chunk: int, first: int, last: int) -> Drawn:
 
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 1000, 5000])
 def test_every_pair_is_drawn_once_in_a_pass(size: int) -> None:
-    order = make_order([size], config(), 3, 2)
+    order = make_order([size], config(), 3)
     assert order.epoch == size
     epochs = [order.draw(i, i * size, (i + 1) * size) for i in range(3)]
     for number, (pairs, passes) in enumerate(epochs):
@@ -81,26 +79,25 @@ def test_every_pair_is_drawn_once_in_a_pass(size: int) -> None:
         for one, other in itertools.combinations([pairs for pairs, _ in epochs], 2):
             assert np.mean(one == other) < 0.05
         assert (
-            np.mean(make_order([size], config(), 4, 2).draw(0, 0, size).pairs == epochs[0][0])
-            < 0.05
+            np.mean(make_order([size], config(), 4).draw(0, 0, size).pairs == epochs[0][0]) < 0.05
         )
 
 
-def test_chunks_consist_of_blocks_of_neighbours() -> None:
+def test_chunks_consist_of_blocks_of_neighbors() -> None:
     size = 256 * 400 + 19
-    order = make_order([size], config(), 0, 2)
+    order = make_order([size], config(), 0)
     chunks = [order.draw(i, i * 25_600, min((i + 1) * 25_600, size)).pairs for i in range(5)]
     assert np.array_equal(np.sort(np.concatenate(chunks)), np.arange(size))
     for pairs in chunks[:-1]:
-        neighbours = np.diff(np.sort(pairs)) == 1
-        assert 1 - np.mean(neighbours) < 101 / 25_600  # at most a hundred blocks
+        neighbors = np.diff(np.sort(pairs)) == 1
+        assert 1 - np.mean(neighbors) < 101 / 25_600  # at most a hundred blocks
         assert np.mean(np.diff(pairs) == 1) < 0.01  # shuffled
         assert np.corrcoef(pairs, np.arange(25_600))[0, 1] < 0.05
         assert abs(np.mean(pairs) / size - 0.5) < 0.15  # from the whole corpus
 
 
 def test_billions_of_pairs_take_no_memory() -> None:
-    order = make_order([10**12], config(), 0, 2)
+    order = make_order([10**12], config(), 0)
     pairs, passes = order.draw(10**7, 10**12 + 65_536 * 7, 10**12 + 65_536 * 8)
     assert len(np.unique(pairs)) == 65_536
     assert pairs.min() >= 0
@@ -108,23 +105,9 @@ def test_billions_of_pairs_take_no_memory() -> None:
     assert set(passes.tolist()) == {1}
 
 
-def test_version_1_is_the_order_of_older_runs() -> None:
-    order = make_order([40, 60], config("a.tsv", "b.tsv"), 7, 1)
-    wanted = [random_order(100, 7, 1, epoch) for epoch in (0, 1)]
-    assert order.draw(0, 0, 70).pairs.tolist() == wanted[0][:70].tolist()
-    assert order.draw(3, 170, 200).pairs.tolist() == wanted[1][70:].tolist()
-    assert order.draw(3, 170, 200).passes.tolist() == [1] * 30
-
-
-@pytest.mark.parametrize("version", [0, LATEST + 1])
-def test_an_order_of_a_newer_version_is_refused(version: int) -> None:
-    with pytest.raises(UserError, match=f"order={version}: this version draws pairs in the orders"):
-        make_order([40], config("a.tsv"), 0, version)
-
-
 def test_corpora_are_mixed_by_their_weights() -> None:
     sizes, names = [1000, 10, 7], ("large.tsv", "small.tsv", "never.tsv")
-    order = make_order(sizes, config(*names, weights=(3.0, 1.0, 0.0)), 0, 2)
+    order = make_order(sizes, config(*names, weights=(3.0, 1.0, 0.0)), 0)
     assert order.epoch == 1010
     found = [drawn(order, 101, 10 * i, 10 * i + 10) for i in range(4)]
     pairs, passes = (np.concatenate(each) for each in zip(*found, strict=True))
@@ -142,9 +125,9 @@ def test_corpora_are_mixed_by_their_weights() -> None:
 
 
 def test_chunks_do_not_depend_on_those_before_them() -> None:
-    order = make_order([90, 30], config("a.tsv", "b.tsv", weights=(0.3, 0.7)), 0, 2)
+    order = make_order([90, 30], config("a.tsv", "b.tsv", weights=(0.3, 0.7)), 0)
     whole = [order.draw(i, i * 40, (i + 1) * 40).pairs.tolist() for i in range(9)]
-    again = make_order([90, 30], config("a.tsv", "b.tsv", weights=(0.3, 0.7)), 0, 2)
+    again = make_order([90, 30], config("a.tsv", "b.tsv", weights=(0.3, 0.7)), 0)
     assert [again.draw(i, i * 40, (i + 1) * 40).pairs.tolist() for i in (8, 2)] == [
         whole[8],
         whole[2],

@@ -10,7 +10,7 @@ from transformer_jax.runs.run import Run
 
 
 def test_they_are_those_of_teacher_forcing(finished: Run) -> None:
-    scorer = Scorer.load(finished.folder, attended=[(0, 1)])
+    scorer = Scorer.load(finished.folder, heads=[(0, 1)])
     found = attention_weights(scorer, "red green", "grün rot")
     assert found.source[-1] == found.outputs[-1] == "</s>"
     assert found.inputs == ["<s>", *found.outputs[:-1]]

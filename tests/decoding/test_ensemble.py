@@ -68,7 +68,7 @@ def test_an_ensemble_of_one_run_twice_is_that_run(finished: Run, beam: int) -> N
 
 def test_runs_of_other_tokenizers_are_refused(finished: Run, other_ids: Run) -> None:
     with pytest.raises(UserError, match=r"source vocabulary is not that of .* share their tokeni"):
-        Translator.of_runs(finished, other_ids)
+        Translator.load(finished, other_ids)
 
 
 @pytest.fixture

@@ -27,16 +27,16 @@ def test_scores_carry_signatures_and_differ_by_metric() -> None:
     found = score(references, references, "de")
     assert found["bleu"] == pytest.approx(100)
     assert found["chrf"] == pytest.approx(100)
-    assert found["bleu_lower_tokenised"] == pytest.approx(100)
+    assert found["bleu_lower_tokenized"] == pytest.approx(100)
     assert found["exact"] == 1
     assert "tok:13a" in found["signatures"]["bleu"]
-    assert "tok:none" in found["signatures"]["bleu_lower_tokenised"]
+    assert "tok:none" in found["signatures"]["bleu_lower_tokenized"]
     outputs = [references[0].lower(), references[1]]
     found = score(outputs, references, "de")
     assert found["bleu"] < 90
-    assert found["bleu_lower_tokenised"] == pytest.approx(100)
+    assert found["bleu_lower_tokenized"] == pytest.approx(100)
     assert found["exact"] == 0.5
-    assert "bleu_lower_tokenised" not in score(outputs, references)
+    assert "bleu_lower_tokenized" not in score(outputs, references)
 
 
 def test_the_unicode_form_of_either_side_makes_no_difference() -> None:
@@ -45,7 +45,7 @@ def test_the_unicode_form_of_either_side_makes_no_difference() -> None:
     for sides in ((composed, decomposed), (decomposed, composed)):
         found = score(*sides, "de")
         assert found["exact"] == 1
-        for metric in ("bleu", "chrf", "bleu_lower_tokenised"):
+        for metric in ("bleu", "chrf", "bleu_lower_tokenized"):
             assert found[metric] == pytest.approx(100)
 
 

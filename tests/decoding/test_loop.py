@@ -1,18 +1,43 @@
-"""Batches of few shapes: sentences that wait for others are translated as if alone."""
+"""Batches of few shapes: merged sentences are translated as if alone, and searches cancelled."""
 
+import threading
+from collections import Counter
 from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from transformer_jax.config import DecodeConfig
-from transformer_jax.decoding import loop, strategies, translator
+from transformer_jax.decoding import ensemble, loop, strategies, translator
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.parallel.mesh import make_mesh
 from transformer_jax.runs.run import Run
 
 LINES = [f"{'red ' * (i % 5)}{'blue new ' * (i % 4)}old" for i in range(27)]
+
+
+def translator_of(run: Run, tokens: int, **changes: Any) -> Translator:
+    """A translator on one device, with batches of some tokens."""
+    mesh = make_mesh(devices=jax.devices()[:1])
+    decode = DecodeConfig(batch_tokens=tokens, max_ratio=9.0, **changes)
+    return Translator.load(run.folder, decode=decode, mesh=mesh)
+
+
+@pytest.fixture
+def merged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The position of each merged batch, and the number of its rows that are missing."""
+    resume, seen = loop.Loop._resume, []
+
+    def counted(search: Any, job: Any) -> Any:
+        progress = resume(search, job)
+        seen.append((job.bucket.position, int(np.sum(progress.done))))
+        return progress
+
+    monkeypatch.setattr(loop.Loop, "_resume", counted)
+    monkeypatch.setattr(translator, "make_phases", partial(strategies.make_phases, first_length=4))
+    return seen
 
 
 @pytest.mark.parametrize(
@@ -22,32 +47,86 @@ LINES = [f"{'red ' * (i % 5)}{'blue new ' * (i % 4)}old" for i in range(27)]
         pytest.param({"sample": True, "seed": 1}, marks=pytest.mark.long),
     ],
 )
-def test_sentences_go_on_with_others_as_if_alone(
-    changes: dict[str, Any], finished: Run, monkeypatch: pytest.MonkeyPatch
+def test_merged_sentences_are_translated_as_if_alone(
+    changes: dict[str, Any],
+    finished: Run,
+    merged: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In arrays that grow, and in batches with missing rows."""
-    short = partial(strategies.make_phases, first_length=4)
-    monkeypatch.setattr(translator, "make_phases", short)
-    together, grown = [], []
-    join, grow_state = loop._Work._together, strategies.grow_state
-
-    def counted(work: Any, place: Any) -> Any:
-        task: Any = join(work, place)
-        together.append((place.position, int(task.progress.done.sum())))
-        return task
-
-    monkeypatch.setattr(loop._Work, "_together", counted)
-    monkeypatch.setattr(strategies, "grow_state", lambda *a: grown.append(a[2]) or grow_state(*a))
+    grown, grow_state = [], ensemble.grow_state
+    monkeypatch.setattr(ensemble, "grow_state", lambda *a: grown.append(a[2]) or grow_state(*a))
 
     def outputs(tokens: int) -> list[list[tuple[int, ...]]]:
-        decode = DecodeConfig(batch_tokens=tokens, max_ratio=9.0, **changes)
-        mesh = make_mesh(devices=jax.devices()[:1])
-        found = Translator.load(finished.folder, decode=decode, mesh=mesh)(LINES)
-        return [[each.ids for each in translation.hypotheses] for translation in found]
+        translations = translator_of(finished, tokens, **changes)(LINES)
+        return [[each.ids for each in translation.hypotheses] for translation in translations]
 
     alone = outputs(1)
     grown.clear()
-    together.clear()
+    merged.clear()
     assert outputs(16 * 8) == alone
     assert {*grown} == {32}
-    assert any(missing for _, missing in together)
+    assert any(missing for _, missing in merged)
+
+
+def test_batches_with_and_without_prefixes_are_merged_apart(
+    finished: Run, merged: list[tuple[int, int]]
+) -> None:
+    prefixes = ["neu" if i % 4 == 1 else "" for i in range(len(LINES))]
+    order = sorted(range(len(LINES)), key=lambda i: len(LINES[i]))
+    lines, prefixes = [LINES[i] for i in order], [prefixes[i] for i in order]
+
+    def texts(tokens: int) -> list[str]:
+        return [str(t) for t in translator_of(finished, tokens, beam=2).stream(lines, prefixes)]
+
+    alone = texts(1)
+    merged.clear()
+    assert texts(16 * 4) == alone
+    assert merged
+
+
+def test_threads_compile_each_program_once(finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads that need the same one wait for it."""
+    traced: Counter[Any] = Counter()
+    make_phases, both = strategies.make_phases, threading.Barrier(2, timeout=60)
+
+    def counted(*arguments: Any) -> strategies.Phases:
+        phases = make_phases(*arguments)
+
+        def prefill(params: Any, lines: Any) -> Any:
+            traced[lines.source.shape] += 1
+            return phases.prefill(params, lines)
+
+        return phases._replace(prefill=prefill)
+
+    monkeypatch.setattr(translator, "make_phases", counted)
+    one = translator_of(finished, 16 * 8, beam=2)
+    phases = one._phases
+
+    def prefill(*arguments: Any) -> Any:
+        if not traced:
+            both.wait()
+        return phases.prefill(*arguments)
+
+    one._phases = phases._replace(prefill=prefill)
+    one(["red blue"] * 40)
+    assert [*traced.values()] == [1]
+
+
+def test_a_search_is_cancelled_between_two_programs(finished: Run) -> None:
+    """In the thread that calls, which asks before each program."""
+    asked: list[threading.Thread] = []
+    after = 3
+
+    def cancelled() -> bool:
+        asked.append(threading.current_thread())
+        return len(asked) > after
+
+    mesh = make_mesh(devices=jax.devices()[:1])
+    decode = DecodeConfig(beam=2, batch_tokens=16 * 8)
+    one = Translator.load(finished.folder, decode=decode, mesh=mesh, cancelled=cancelled)
+    with pytest.raises(loop.Cancelled):
+        one(LINES)
+    assert asked == [threading.current_thread()] * 4
+    after = 1000
+    assert one(LINES) == Translator.load(finished.folder, decode=decode, mesh=mesh)(LINES)

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from common import never
 
-from transformer_jax.decoding.beam import beam_search, never
+from transformer_jax.decoding.beam import beam_search
 from transformer_jax.decoding.processors import (
     NO_PADDING,
     Context,
@@ -26,7 +27,6 @@ from transformer_jax.decoding.processors import (
 from transformer_jax.decoding.sampling import greedy, sample
 from transformer_jax.decoding.search import Hypotheses, Rules, Strategy, search
 from transformer_jax.special_ids import BOS, EOS, PAD
-from transformer_jax.types import DecodeState
 
 pytestmark = pytest.mark.usefixtures("strict")
 
@@ -148,16 +148,15 @@ def test_a_prefix_is_forced_whatever_else_is_forbidden() -> None:
 BIGRAMS = jnp.asarray(np.random.default_rng(2).normal(size=(VOCABULARY, VOCABULARY)), jnp.float32)
 
 
-def bigram_step(ids: Any, state: DecodeState, _: Any) -> Any:
+def bigram_step(ids: Any, state: Any, _: Any) -> Any:
     """The logits depend on the last id alone."""
     return BIGRAMS[ids], state, None
 
 
 def find(strategy: Strategy, *processors: Processor, **sentences: Any) -> Hypotheses:
-    state = DecodeState((), ())
     limits = Sentences(jnp.full(SENTENCES, LENGTH), **sentences)
     rules = Rules(LENGTH, BOS, EOS, processors=(NO_PADDING, *processors))
-    run = jax.jit(lambda sentences: search(strategy, bigram_step, state, sentences, rules))
+    run = jax.jit(lambda sentences: search(strategy, bigram_step, (), sentences, rules))
     found = run(limits)
     assert found.ids.shape == (SENTENCES, strategy.beams, LENGTH)
     return found

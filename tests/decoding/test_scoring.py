@@ -53,8 +53,8 @@ def test_text_is_scored_with_its_end_symbol(translator: Translator) -> None:
 
 
 def test_attention_is_that_of_the_chosen_heads(translator: Translator) -> None:
-    def weights(*attended: tuple[int, int | None]) -> Any:
-        (found,) = Scorer.like(translator, attended)(["blue new green"], ["blau neu"])
+    def weights(*heads: tuple[int, int | None]) -> Any:
+        (found,) = Scorer.like(translator, heads)(["blue new green"], ["blau neu"])
         return found.attention
 
     source = translator.encode("blue new green", 1)

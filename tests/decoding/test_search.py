@@ -12,22 +12,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import build, forward, make_batch, shift_right, tiny
+from common import build, forward, make_batch, never, shift_right, tiny
 
 from transformer_jax.decoding import search as searches
-from transformer_jax.decoding.beam import Stop, beam_search, never, when_final, when_first
-from transformer_jax.decoding.constrained import constrained_beam_search
-from transformer_jax.decoding.length_rules import gnmt, power, reward, unnormalized
-from transformer_jax.decoding.processors import Sentences
+from transformer_jax.decoding.beam import Stop, beam_search, early_stopping, optimal_stopping
+from transformer_jax.decoding.constrained import PHRASES as HOLD_PHRASES
+from transformer_jax.decoding.processors import Sentences, gnmt, power, reward, unnormalized
 from transformer_jax.decoding.sampling import greedy
 from transformer_jax.decoding.search import Hypotheses, Rules, Strategy
 from transformer_jax.special_ids import BOS, EOS, PAD, UNK
-from transformer_jax.types import Batch, DecodeState
+from transformer_jax.types import Batch, LayerState
 
 pytestmark = pytest.mark.usefixtures("strict")
 
 WORDS = (BOS, EOS, UNK, 4)  # all ids but padding
-LENGTH_RULES = {
+LENGTH_PENALTIES = {
     "none": unnormalized,
     "gnmt 0.6": gnmt(0.6),
     "gnmt 2": gnmt(2.0),
@@ -53,18 +52,18 @@ def logits_after(prefix: Any, sentence: Any) -> Any:
     return (words >> np.uint32(8)).astype(np.float32) * np.float32(6 / 2**24)
 
 
-def table_step(ids: Any, state: DecodeState, index: Any) -> Any:
-    prefix = follow(state.beams, ids)
-    return logits_after(prefix, state.memory[:, None]), DecodeState(state.memory, prefix), None
+def table_step(ids: Any, state: LayerState, index: Any) -> Any:
+    prefix = follow(state.carry, ids)
+    return logits_after(prefix, state.cache[:, None]), LayerState(state.cache, prefix), None
 
 
-def start(sentences: Any, beams: int) -> DecodeState:
+def start(sentences: Any, beams: int) -> LayerState:
     numbers = jnp.asarray(sentences, jnp.uint32)
-    return DecodeState(numbers, jnp.zeros((len(sentences), beams), jnp.uint32))
+    return LayerState(numbers, jnp.zeros((len(sentences), beams), jnp.uint32))
 
 
 def rules(max_length: int, name: str = "none", **more: Any) -> Rules:
-    return Rules(max_length, BOS, EOS, LENGTH_RULES[name], **more)
+    return Rules(max_length, BOS, EOS, LENGTH_PENALTIES[name], **more)
 
 
 @cache
@@ -80,7 +79,7 @@ def strategy_of(beams: int, stop: Stop) -> Strategy:
     return beam_search(beams, stop) if beams else greedy()
 
 
-final = cache(when_final)
+final = cache(optimal_stopping)
 """One function for each number, so that `compiled` knows it again."""
 
 
@@ -113,10 +112,10 @@ def grow(sentence: int, hypothesis: Scored) -> list[Scored]:
     return sorted(grown, reverse=True)
 
 
-def normalised(hypotheses: list[Scored], name: str) -> list[Scored]:
-    """Best first, by the length rule."""
-    rule: Any = LENGTH_RULES[name]
-    return sorted((Scored(rule(h.score, len(h.ids)), h.ids) for h in hypotheses), reverse=True)
+def normalized(hypotheses: list[Scored], name: str) -> list[Scored]:
+    """Best first, with the length penalty."""
+    penalty: Any = LENGTH_PENALTIES[name]
+    return sorted((Scored(penalty(h.score, len(h.ids)), h.ids) for h in hypotheses), reverse=True)
 
 
 @cache
@@ -143,7 +142,7 @@ def simple_beam(
         alive = [g for g in grown if g.ids[-1] != EOS][:beams]
         if most is not None and len(ended) >= most:
             break
-    return normalised(ended, name)[:beams]
+    return normalized(ended, name)[:beams]
 
 
 def assert_found(found: Hypotheses, row: int, wanted: list[Scored]) -> None:
@@ -158,7 +157,7 @@ def assert_found(found: Hypotheses, row: int, wanted: list[Scored]) -> None:
 # ----- searches on the table
 
 
-@pytest.mark.parametrize("name", LENGTH_RULES)
+@pytest.mark.parametrize("name", LENGTH_PENALTIES)
 def test_beam_as_wide_as_the_space_is_brute_force(name: str) -> None:
     sentences, lengths = range(10), [1, 2, 3, 4, 0] * 2
     beams = len(sequences(0, 4))
@@ -166,10 +165,10 @@ def test_beam_as_wide_as_the_space_is_brute_force(name: str) -> None:
     found = search(name, beams, 4, sentences, lengths)
     for row, (sentence, length) in enumerate(zip(sentences, lengths, strict=True)):
         everything = sequences(sentence, length) if length else []
-        assert_found(found, row, normalised(everything, name))
+        assert_found(found, row, normalized(everything, name))
 
 
-@pytest.mark.parametrize("name", LENGTH_RULES)
+@pytest.mark.parametrize("name", LENGTH_PENALTIES)
 @pytest.mark.parametrize("beams", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_beam_is_the_simple_one_that_never_stops_early(name: str, beams: int) -> None:
     sentences, lengths = range(40), [8, 3, 5, 1, 2] * 8
@@ -178,7 +177,7 @@ def test_beam_is_the_simple_one_that_never_stops_early(name: str, beams: int) ->
         assert_found(found, row, simple_beam(sentence, beams, length, name))
 
 
-@pytest.mark.parametrize("name", LENGTH_RULES)
+@pytest.mark.parametrize("name", LENGTH_PENALTIES)
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_search_that_stops_finds_what_one_that_never_stops_finds(name: str, count: int) -> None:
     sentences, lengths = range(60), [12, 5, 9] * 20
@@ -190,7 +189,7 @@ def test_a_search_that_stops_finds_what_one_that_never_stops_finds(name: str, co
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_search_that_takes_the_first_hypotheses(count: int) -> None:
     sentences, lengths = range(40), [12, 5] * 20
-    found = search("mean", 3, 12, sentences, lengths, when_first(count))
+    found = search("mean", 3, 12, sentences, lengths, early_stopping(count))
     wanted = [
         simple_beam(sentence, 3, length, "mean", most=count)
         for sentence, length in zip(sentences, lengths, strict=True)
@@ -286,7 +285,7 @@ def steps_of() -> Iterator[Any]:
 
 @pytest.mark.parametrize("beams", [0, pytest.param(1, marks=pytest.mark.long), 2])
 def test_search_stops_when_every_sentence_is_done(beams: int, steps_of: Any) -> None:
-    stop = when_final(max(beams, 1))
+    stop = optimal_stopping(max(beams, 1))
     calls, found = steps_of(beams, [30, 30], stop)
     assert calls == [0, 1, 2, 3, 4]
     assert found.ids[0, 0].tolist() == [3, 3, EOS] + [PAD] * 27
@@ -299,7 +298,7 @@ def test_search_stops_when_every_sentence_is_done(beams: int, steps_of: Any) -> 
     assert (nothing.scores == -jnp.inf).all()
 
 
-def test_length_rules() -> None:
+def test_length_penalties() -> None:
     score, length = jnp.full(2, -6.0), jnp.array([1.0, 7.0])
     np.testing.assert_allclose(gnmt(0.6)(score, length), [-6.0, -6 / 2**0.6], rtol=1e-6)
     np.testing.assert_allclose(power(0.5)(score, length), [-6.0, -6 / 7**0.5], rtol=1e-6)
@@ -334,7 +333,7 @@ def model_search(beams: int) -> Callable[[Any], Hypotheses]:
     return lambda source: run(params, source)
 
 
-@pytest.mark.optimised
+@pytest.mark.optimized
 def test_scores_are_those_of_the_model() -> None:
     source = make_batch(LENGTHS).source
     found = model_search(BEAMS)(source)
@@ -388,7 +387,7 @@ def holds(ids: tuple[int, ...], phrases: list[tuple[int, ...]]) -> bool:
 
 @cache
 def compiled_constrained(name: str, beams: int, max_length: int) -> Any:
-    strategy, common = constrained_beam_search(beams, final(beams)), rules(max_length, name)
+    strategy, common = beam_search(beams, final(beams), HOLD_PHRASES), rules(max_length, name)
 
     def run(state: Any, lengths: Any, phrases: Any) -> Hypotheses:
         sentences = Sentences(lengths, phrases=phrases)
@@ -405,7 +404,7 @@ def test_a_wide_constrained_beam_is_brute_force(name: str) -> None:
     for row, phrases in enumerate(rows):
         wanted = [s for s in sequences(row, 4) if holds(s.ids, phrases)]
         assert 0 < len(wanted) < beams or not phrases
-        best = normalised(wanted, name)
+        best = normalized(wanted, name)
         ids = np.asarray(found.ids[row]).tolist()
         for hypothesis, own, score in zip(best, ids, found.scores[row], strict=False):
             assert tuple(i for i in own if i) == hypothesis.ids

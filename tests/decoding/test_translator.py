@@ -1,5 +1,7 @@
 """Text in, translations out: hypotheses with text, ids and scores."""
 
+import pickle
+import queue
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -37,6 +39,24 @@ def test_translations_hold_what_was_asked_for(finished: Run) -> None:
             assert text == translator.tokenizers.target.decode([i for i in ids if i != EOS])
     best = [translation.text for translation in translator.stream(LINES)]
     assert best == translator(LINES) == [one.text, "", other.text]
+
+
+def test_a_translation_arrives_before_the_next_line_is_sent(finished: Run) -> None:
+    translator = Translator.load(finished.folder)
+    sent: queue.Queue[str | None] = queue.Queue()
+    translations = translator.stream(iter(lambda: sent.get(timeout=60), None), iter([""] * 3))
+    for line in LINES:
+        sent.put(line)
+        assert next(translations) == translator(line)
+    sent.put(None)
+    assert list(translations) == []
+
+
+def test_a_translation_can_be_copied(finished: Run) -> None:
+    for line, translation in zip(LINES, Translator.load(finished.folder)(LINES), strict=True):
+        copied = pickle.loads(pickle.dumps(translation))
+        assert copied == translation
+        assert (copied.source, copied.hypotheses) == (line, translation.hypotheses)
 
 
 @pytest.mark.parametrize("changes", [{"beam": 3}, {"sample": True, "n_best": 2, "seed": 3}])
@@ -88,16 +108,16 @@ def test_threads_may_share_a_translator(finished: Run) -> None:
 
 @pytest.mark.long
 def test_hypotheses_have_the_attention_of_the_scorer(finished: Run) -> None:
-    attended = [(0, None)]
+    heads = [(0, None)]
     translator = Translator.load(
-        finished.folder, decode=DecodeConfig(beam=2, n_best=2), attended=attended
+        finished.folder, decode=DecodeConfig(beam=2, n_best=2), heads=heads
     )
     for line, translation in zip(LINES, translator(LINES), strict=True):
         source = translator.encode(line)
         for each in translation.hypotheses:
             assert each.attention is not None
             assert each.attention.shape == (len(each.ids), len(source))
-            (score,) = Scorer.like(translator, attended).of_ids([(source, each.ids)])
+            (score,) = Scorer.like(translator, heads).of_ids([(source, each.ids)])
             assert score.attention is not None
             np.testing.assert_allclose(each.attention, score.attention, atol=1e-6)
 

@@ -10,7 +10,7 @@ CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 def test_the_files_named_for_each_question_exist() -> None:
     table = CONTRIBUTING.split("| --- | --- |\n")[1].split("\n\n")[0]
     rows = [row.strip("| ").split(" | ") for row in table.splitlines()]
-    assert len(rows) == 15
+    assert len(rows) == 22
     for question, answer in rows:
         files = re.findall(r"`([\w./]+/[\w./]*)`", answer)
         assert files, question

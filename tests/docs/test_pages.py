@@ -18,7 +18,6 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -26,8 +25,10 @@ from common import write_pairs
 
 from tools.common import config_file
 from tools.documents import DOCUMENTS, config_table
-from transformer_jax.cli import main as command_line
+from transformer_jax.cli import launch
 from transformer_jax.cli.arguments import ConfigArguments
+from transformer_jax.cli.commands import COMMANDS, Options
+from transformer_jax.cli.main import main
 from transformer_jax.config import Config
 from transformer_jax.runs.run import Run
 from transformer_jax.training.trainer import train
@@ -147,21 +148,19 @@ def test_commands_are_accepted(page: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """By the command line itself, up to where a command would run."""
     ran: list[str] = []
 
-    def run(options: Any, arguments: ConfigArguments | None = None) -> None:
+    def execute(options: Options, config: ConfigArguments) -> None:
         ran.append(type(options).__name__)
-        if arguments is not None:
-            assert (
-                arguments.path is None
-                or not arguments.path.startswith("configs/")
-                or (ROOT / arguments.path).exists()
-            )
-            ConfigArguments(None, arguments.overrides).resolve(Config())
+        path = config.path
+        assert path is None or not path.startswith("configs/") or (ROOT / path).exists()
+        if options.takes_config:
+            ConfigArguments(None, config.overrides).resolve(Config())
 
-    found = SimpleNamespace(run=run, launch=lambda _, options: run(options), leave=sys.exit)
-    monkeypatch.setattr(command_line, "import_module", lambda name: found)
+    for kind in COMMANDS.values():
+        monkeypatch.setattr(kind, "execute", execute)
+    monkeypatch.setattr(launch, "launch", lambda _, options: ran.append(type(options).__name__))
     every = [words for language, text in blocks(page) for words in commands(text)]
     for words in every:
-        command_line.main(words)
+        main(words)
     assert len(ran) == len(every)
 
 

@@ -96,18 +96,20 @@ def test_ctranslate2_finds_the_same_in_a_beam(finished: Run, tmp_path: Path) -> 
     )
     decode = DecodeConfig(beam=4, penalty="power", alpha=0.8, max_length=12)
     found = {
-        stop: jax.jit(make_search([model], replace(decode, stop=stop)))([params], Lines(source))
-        for stop in ("first", "final")
+        early: jax.jit(make_search([model], replace(decode, early_stopping=early)))(
+            [params], Lines(source)
+        )
+        for early in (False, True)
     }
-    ids = np.asarray(found["first"].ids[:, 0]).tolist()
+    ids = np.asarray(found[True].ids[:, 0]).tolist()
     texts = [tokenizers.target.pieces([i for i in row if i not in (PAD, EOS)]) for row in ids]
     same = [ours == other.hypotheses[0] for ours, other in zip(texts, theirs, strict=True)]
     assert 50 < sum(EOS in row for row in ids) < 290
     assert np.mean(same) >= 0.99
     scores = np.array([other.scores[0] for other in theirs])
-    np.testing.assert_allclose(found["first"].scores[same, 0], scores[same], rtol=0, atol=1e-4)
-    assert np.all(found["final"].scores[:, 0] >= scores - 1e-4)
-    assert np.any(found["final"].scores[:, 0] > scores + 1e-3)
+    np.testing.assert_allclose(found[True].scores[same, 0], scores[same], rtol=0, atol=1e-4)
+    assert np.all(found[False].scores[:, 0] >= scores - 1e-4)
+    assert np.any(found[False].scores[:, 0] > scores + 1e-3)
 
 
 @pytest.mark.long

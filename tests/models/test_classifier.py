@@ -33,7 +33,7 @@ from transformer_jax.types import Batch
 LABELS = 5
 
 
-def labelling(kind: str = "soft", **changes: Any) -> ModelConfig:
+def labeling(kind: str = "soft", **changes: Any) -> ModelConfig:
     layer = 0 if kind == "hard" else None
     attention = AttentionConfig(kind=kind, layer=layer)
     plain = {"labels": LABELS, "layers": 0, "tied": "none", "cross_attention": attention}
@@ -41,10 +41,10 @@ def labelling(kind: str = "soft", **changes: Any) -> ModelConfig:
 
 
 VARIANTS = {
-    "soft": labelling(),
-    "latent": labelling("latent", positions="learned", output_bias=True),
-    "hard": labelling("hard"),
-    "latent on the encoder": labelling("latent", layers=1, norm="pre", positions="relative"),
+    "soft": labeling(),
+    "latent": labeling("latent", positions="learned", output_bias=True),
+    "hard": labeling("hard"),
+    "latent on the encoder": labeling("latent", layers=1, norm="pre", positions="relative"),
 }
 
 
@@ -70,7 +70,7 @@ def test_it_learns_all_that_it_holds(variant: ModelConfig) -> None:
 
 def test_latent_weights_are_the_formula_of_the_paper() -> None:
     """l = softmax(uᵀE), A = softmax(VᵀE) over positions, w = A l: in float64."""
-    config = labelling("latent", positions="learned", heads=1, bias=False)
+    config = labeling("latent", positions="learned", heads=1, bias=False)
     _, params = build(config)
     batch = make_batch(LENGTHS)
     _, weights = forward(config)(batch)
@@ -85,7 +85,7 @@ def test_latent_weights_are_the_formula_of_the_paper() -> None:
         table, places = (exact[f"source_embedding/{part}"] for part in ("embedding", "positions"))
         e = table[row[:length]] * config.d_model**0.5 + places[:length]
         e = e @ exact["cross_attention/key/kernel"][:, 0]
-        v = exact["cross_attention/weighing/active"][0]
+        v = exact["cross_attention/active"][0]
         active = [softmax((token @ v)[:length]) for token in e]
         wanted = [softmax(e @ label) @ np.stack(active) for label in u]
         found = weights["labels/cross_attention"][number, 0]
@@ -149,7 +149,7 @@ def test_steps_are_teacher_forcing(variant: ModelConfig) -> None:
 
 
 def test_search_takes_the_likeliest_label_at_each_position() -> None:
-    model, params = build(labelling("latent"))
+    model, params = build(labeling("latent"))
     output = params["output"].at[EOS].set(9 * params["queries"][3])  # likely at the fourth position
     params = params | {"output": output}
     batch = Batch(*map(jnp.asarray, make_batch([(n, 6) for n in range(1, 8)] * 4, seed=3)[:3]))
@@ -166,7 +166,7 @@ def test_without_positions_a_soft_classifier_reads_a_bag_of_words() -> None:
     source = jnp.asarray([[3, 4, 5, 6, 2], [6, 4, 2, 5, 3]])
     for positions, same in (("none", True), ("learned", False)):
         batch = Batch(source, jnp.ones_like(source[:, :2]), source[:, :2])
-        logits, _ = forward(labelling(positions=positions))(batch)
+        logits, _ = forward(labeling(positions=positions))(batch)
         assert np.allclose(logits[0], logits[1], atol=1e-6) == same
 
 
@@ -175,11 +175,11 @@ def labels_of(sentence: list[str]) -> str:
 
 
 def corpus_file(path: Path, labels: str = "") -> Config:
-    """Colours with the German words for the first and the last one as labels."""
+    """Colors with the German words for the first and the last one as labels."""
     rows = [[a, b, c] for a in WORDS for b in WORDS for c in WORDS]
     path.write_text("".join(f"{' '.join(r)}\t{labels_of(r)}{labels}\n" for r in rows), "utf-8")
     return Config(
-        model=replace(labelling("latent", positions="learned"), labels=2),
+        model=replace(labeling("latent", positions="learned"), labels=2),
         tokenizer=TokenizerConfig(kind="word", joint=False),
         data=DataConfig(train=(str(path),), dev=(str(path),), batch_tokens=256, shapes=1),
         train=TrainConfig(steps=4, evaluate_every=4, save_every=4),
@@ -189,7 +189,7 @@ def corpus_file(path: Path, labels: str = "") -> Config:
 
 @pytest.mark.long
 def test_the_loop_trains_it(tmp_path: Path) -> None:
-    config = corpus_file(tmp_path / "colours.tsv")
+    config = corpus_file(tmp_path / "colors.tsv")
     made = train(config, tmp_path / "run")
     outputs = Translator.load(made.folder)(["red old new", "", "blue purple"])
     known = {*WORDS.values()}
@@ -200,8 +200,8 @@ def test_the_loop_trains_it(tmp_path: Path) -> None:
 def test_more_labels_than_the_model_has_are_refused(tmp_path: Path) -> None:
     said = r"model\.labels=2: must be at least 3, since there are targets of 4 tokens, end symbol"
     with pytest.raises(ValueError, match=said):
-        prepare(corpus_file(tmp_path / "colours.tsv", labels=" rot"))
-    model = make_model(replace(labelling(), labels=2), VOCABULARY, VOCABULARY)
+        prepare(corpus_file(tmp_path / "colors.tsv", labels=" rot"))
+    model = make_model(replace(labeling(), labels=2), VOCABULARY, VOCABULARY)
     with pytest.raises(ValueError, match=said):
         jax.eval_shape(model.init, jax.random.key(0), make_batch([(5, 4)], target=4))
 
@@ -238,11 +238,11 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("message", "changes"), REFUSED, ids=range(len(REFUSED)))
 def test_what_makes_no_sense_is_refused(message: str, changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=message):
-        check_model(labelling(**changes))
+        check_model(labeling(**changes))
 
 
 def test_labels_are_refused_with_packing() -> None:
     with pytest.raises(
         ValueError, match=r"data\.packing=True: must be false where model\.labels=5"
     ):
-        check_packing(labelling())
+        check_packing(labeling())

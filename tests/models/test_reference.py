@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from common import assert_gradients_close, loss_of
 
+from transformer_jax.attention.positions import sinusoids
 from transformer_jax.config import ModelConfig
 from transformer_jax.interop.arrays import params_from_arrays
-from transformer_jax.models.embedding import sinusoids
 from transformer_jax.models.transformer import Transformer
 from transformer_jax.special_ids import PAD
 from transformer_jax.types import Batch, Params

@@ -27,16 +27,16 @@ from common import (
 )
 from jax import export
 
-from transformer_jax.attention import Mask
+from transformer_jax.attention import Context, Mask
+from transformer_jax.attention.positions import sinusoids
 from transformer_jax.config import BASE, BIG, SMALL, TINY, ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.models.checks import check_model
-from transformer_jax.models.embedding import Embedding, sinusoids
+from transformer_jax.models.embedding import Embedding
 from transformer_jax.models.feed_forward import ACTIVATIONS, FeedForward
 from transformer_jax.models.layers import (
     DecoderLayer,
     EncoderLayer,
-    SelfAttentionInputs,
 )
 from transformer_jax.models.make import count_parameters
 from transformer_jax.models.transformer import Transformer
@@ -194,7 +194,7 @@ def test_a_hidden_layer_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def promotion(strict: None) -> Iterator[None]:
-    """Flax's layer normalisation promotes bfloat16 by itself."""
+    """Flax's layer normalization promotes bfloat16 by itself."""
     with jax.numpy_dtype_promotion("standard"):
         yield
 
@@ -242,7 +242,7 @@ def test_dropout_is_on_embeddings_and_on_what_every_sublayer_adds() -> None:
     """The number of unchanged elements is that of elements dropped independently at every place."""
     config, key = tiny(dropout=0.5, norm="pre"), jax.random.key(0)
     ids, mask = jnp.full((8, 16), 3), Mask()
-    inputs = SelfAttentionInputs(mask, jnp.arange(16)[None], None)
+    context = Context(mask, jnp.arange(16)[None])
     x = jax.random.normal(key, (8, 16, 16))
 
     def unchanged(module: Any, before: Any, *arguments: Any, method: Any = None) -> float:
@@ -251,14 +251,14 @@ def test_dropout_is_on_embeddings_and_on_what_every_sublayer_adds() -> None:
         return float(np.mean((output if method else output[0]) == before))
 
     def decode(layer: DecoderLayer, x: Any, key: Any) -> Any:
-        return layer(x, layer.cross_attention.project(x), inputs, mask, key)[0]
+        return layer(x, context, layer.cross_attention.project(x), Context(mask), key)[0]
 
     def embed(module: Embedding, ids: Any, key: Any) -> Any:
         return module(ids, None, key)
 
     # Five standard deviations of the mean of 2,048 coin tosses.
     assert abs(unchanged(Embedding(config, 11), 0.0, ids, method=embed) - 1 / 2) < 0.055
-    assert abs(unchanged(EncoderLayer(config), x, x, inputs) - 1 / 4) < 0.05
+    assert abs(unchanged(EncoderLayer(config), x, x, context) - 1 / 4) < 0.05
     assert abs(unchanged(DecoderLayer(config), x, x, method=decode) - 1 / 8) < 0.04
 
 

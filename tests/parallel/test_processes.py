@@ -173,7 +173,7 @@ def test_a_process_with_other_files_is_refused_by_name(
 def test_the_rows_of_a_process_need_not_follow_each_other(
     tiny_config: Config, finished: Run, tmp_path: Path
 ) -> None:
-    """As on TPU slices of several hosts, whose devices are neighbours of those of other hosts."""
+    """As on TPU slices of several hosts, whose devices are neighbors of those of other hosts."""
     program = """if True:
         import numpy as np
         from transformer_jax.parallel.mesh import mesh_utils

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,15 +117,14 @@ def flipped(content: bytes) -> bytes:
     return content[:place] + bytes([content[place] ^ 16]) + content[place + 1 :]
 
 
-@pytest.mark.parametrize("known", [False, True], ids=("new", "known"))
+@pytest.mark.parametrize("checked", [False, True], ids=("new", "checked"))
 @pytest.mark.parametrize("damage", ["cut", "emptied", "flipped", "other"])
 def test_a_damaged_file_is_replaced(
-    programs: Path, caplog: pytest.LogCaptureFixture, damage: str, known: bool
+    programs: Path, caplog: pytest.LogCaptureFixture, damage: str, checked: bool
 ) -> None:
     wanted = compiled()
-    if known:
+    if checked:
         cache_programs()
-        assert entry(programs).name in json.loads((programs / "digests.json").read_text())
     content = entry(programs).read_bytes()
     damaged = {
         "cut": content[:-20],
@@ -145,14 +143,33 @@ def test_a_damaged_file_is_replaced(
     assert caplog.messages == []
 
 
-def test_damaged_digests_are_made_again(programs: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_whose_date_is_old_is_not_used(
+    programs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As by a fault of the disk: JAX compares what it reads with a checksum."""
+    wanted = compiled()
+    cache_programs()
+    entry(programs).write_bytes(flipped(entry(programs).read_bytes()))
+    os.utime(entry(programs), (2000, 2000))
+    with pytest.warns(UserWarning, match="Error reading persistent compilation cache"):
+        assert compiled() == wanted
+    assert caplog.messages == []
+
+
+def test_only_files_that_have_changed_are_read(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled()
     cache_programs()
-    digests = (programs / "digests.json").read_text()
-    (programs / "digests.json").write_text("{")
+    for path in programs.glob("*-cache"):
+        os.utime(path, (2000, 2000))
+    read: list[bytes] = []
+    monkeypatch.setattr(program_cache, "_is_whole", lambda content: not read.append(content))
     cache_programs()
-    assert (programs / "digests.json").read_text() == digests
-    assert caplog.messages == []
+    assert read == []
+    os.utime(entry(programs))
+    cache_programs()
+    assert read == [entry(programs).read_bytes()]
 
 
 def test_the_oldest_files_are_deleted(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from common import error_line, flat
 from transformer_jax.benchmark import results
 from transformer_jax.cli.main import main
 from transformer_jax.config import Config
-from transformer_jax.data.order import LATEST
+from transformer_jax.data.order import VERSION
 from transformer_jax.runs import card, run
 from transformer_jax.runs.run import Run
 
@@ -158,10 +158,14 @@ BAD: list[tuple[Edit, str]] = [
         "provenance.init_from is missing or damaged",
     ),
     (
-        lambda stored: stored["provenance"].update(order=LATEST + 1),
-        f"provenance.order={LATEST + 1}: this version reads 1 to {LATEST}",
+        lambda stored: stored["provenance"].update(order=VERSION + 1),
+        f"provenance.order={VERSION + 1}: this version reads {VERSION}",
     ),
-    (lambda stored: stored["provenance"].update(order=0), "provenance.order is missing or damaged"),
+    (
+        lambda stored: stored["provenance"].update(order=1),
+        "provenance.order=1: this version reads 2",
+    ),
+    (lambda stored: stored["provenance"].pop("order"), "provenance.order is missing or damaged"),
     (
         lambda stored: stored["provenance"]["versions"].clear(),
         "other versions are installed (python none -> ",

@@ -97,11 +97,11 @@ def test_an_edited_config_is_refused_until_its_digest_is_deleted(copied: Run) ->
     run.load(copied.folder)
 
 
-def test_a_checkpoint_of_a_newer_version_is_not_stepped_over(copied: Run, setup: Setup) -> None:
+def test_a_checkpoint_of_another_format_is_not_stepped_over(copied: Run, setup: Setup) -> None:
     path = copied.checkpoints / "00000012" / "manifest.json"
     values = json.loads(path.read_text("utf-8"))
     path.write_bytes(json.dumps(values | {"format": FORMAT + 1}).encode())
-    with pytest.raises(UserError, match=f"format {FORMAT + 1} is of a newer version"):
+    with pytest.raises(UserError, match=f"format {FORMAT + 1}: this version reads {FORMAT}"):
         restored(copied, setup)
 
 

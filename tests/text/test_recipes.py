@@ -64,8 +64,8 @@ def test_training_knows_each_service_in_both_roles_but_not_what_is_held_out() ->
         assert len(couples[split]) == 2 * count
         assert not couples[split] & couples["train"]
     assert not couples["validation"] & couples["test"]
-    known = {word for recipe in recipes.load("train") for word in recipe.source.split()}
-    assert known >= {word for recipe in recipes.load("test") for word in recipe.source.split()}
+    words = {word for recipe in recipes.load("train") for word in recipe.source.split()}
+    assert words >= {word for recipe in recipes.load("test") for word in recipe.source.split()}
 
 
 def test_labels_are_tokens() -> None:
@@ -84,8 +84,8 @@ def named(words: list[str]) -> list[str]:
 
 def function_words(words: list[str]) -> list[str]:
     """The words but verbs, owners and those that belong to a service; a service's name is `_`."""
-    own = {word for service in recipes.SERVICES for word in (service.place, *service.things)}
-    content = own | {"my", "your", *recipes.VERBS}
+    nouns = {word for service in recipes.SERVICES for word in (service.place, *service.things)}
+    content = nouns | {"my", "your", *recipes.VERBS}
     return ["_" if word in SERVICES else word for word in words if word.lower() not in content]
 
 

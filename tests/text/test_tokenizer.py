@@ -77,7 +77,7 @@ def test_round_trip_of_any_text(kind: Kind, text: str) -> None:
         assert not {PAD, BOS, EOS, UNK} & {*ids}
 
 
-def test_decoded_text_is_one_stripped_line_of_the_models_own_normalisation() -> None:
+def test_decoded_text_is_one_stripped_line_of_the_models_own_normalization() -> None:
     def decoded(text: str) -> str:
         return trained().decode(trained().encode(text))
 

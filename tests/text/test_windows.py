@@ -2,21 +2,24 @@
 
 import operator
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from itertools import chain
+from typing import Any
 
 import pytest
 
 from transformer_jax.text.windows import windows
 
 
-def test_windows_are_full_and_hold_every_line() -> None:
+@pytest.mark.parametrize("kind", [iter, list])
+def test_windows_are_full_and_hold_every_line(kind: Callable[[Any], Any]) -> None:
     lines = [str(i) for i in range(1000)]
-    found = list(windows(lines, 300))
+    found = list(windows(kind(lines), 300))
     assert list(chain.from_iterable(found)) == lines
     assert [len(window) for window in found] == [300, 300, 300, 100]
-    assert list(windows(lines[:300], 300)) == [lines[:300]]
-    assert list(windows([], 300)) == []
+    assert list(windows(kind(lines[:300]), 300)) == [lines[:300]]
+    assert list(windows(kind([]), 300)) == []
 
 
 def test_a_window_ends_when_no_line_arrives() -> None:
@@ -51,3 +54,15 @@ def test_no_more_than_some_windows_are_read_ahead() -> None:
     next(found)
     assert operator.length_hint(lines) > 9_950
     assert sum(map(len, found)) == 9990
+
+
+def test_nobody_reads_for_windows_that_are_not_asked_for() -> None:
+    before, lines = {*threading.enumerate()}, iter(["x"] * 100)
+    found = windows(lines, 10)
+    next(found)
+    (reader,) = {*threading.enumerate()} - before
+    while operator.length_hint(lines) > 69:  # until the reader waits for room for the next line
+        time.sleep(0.01)
+    found.close()
+    reader.join(100)
+    assert not reader.is_alive()

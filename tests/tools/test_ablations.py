@@ -23,7 +23,7 @@ def rows(**scores: tuple[float, float]) -> dict[str, dict[str, float]]:
 def test_only_differences_of_two_standard_deviations_are_called_differences() -> None:
     # Each pair of seeds has a standard deviation of √½, and so has a difference of two means.
     changed = {"shallow_decoder": (36.0, 37.0), "r_drop": (39.0, 40.0), "bpe_dropout": (41.0, 42.0)}
-    found = ablations.summarise(rows(**changed))
+    found = ablations.summarize(rows(**changed))
     assert found["deviation_of_a_seed"] == pytest.approx(math.sqrt(0.5))
     verdicts = {name: values["verdict"] for name, values in found["changes"].items()}
     assert verdicts.pop("shallow_decoder") == "worse"

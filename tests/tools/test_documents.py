@@ -66,10 +66,10 @@ def test_ratios_have_their_spread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_seed_that_is_not_trained_has_an_empty_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {
-        f"first_{seed}": {"bleu_lower_tokenised": 38.0 + seed, "bleu_cased_13a": 37.0 + 2 * seed}
+        f"first_{seed}": {"bleu_lower_tokenized": 38.0 + seed, "bleu_cased_13a": 37.0 + 2 * seed}
         for seed in range(3)
     }
-    rows["recipe_1"] = {"bleu_lower_tokenised": 41.0, "bleu_cased_13a": 40.5}
+    rows["recipe_1"] = {"bleu_lower_tokenized": 41.0, "bleu_cased_13a": 40.5}
     monkeypatch.setattr(documents.results, "read", {"multi30k_seeds": {"rows": rows}}.get)
     assert documents.multi30k_seeds().splitlines()[2:] == [
         "| the recipe |  | 41.00 / 40.50 |  |  |",
@@ -83,8 +83,8 @@ def test_a_seed_that_is_not_trained_has_an_empty_cell(monkeypatch: pytest.Monkey
 
 
 def test_the_score_of_multi30k_is_the_mean_of_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = ("lower_tokenised", "cased_13a", "chrf", "minutes")
-    signatures = {"bleu": "tok:13a", "bleu_lower_tokenised": "nrefs:1|tok:none", "chrf": "nc:6"}
+    scores = ("lower_tokenized", "cased_13a", "chrf", "minutes")
+    signatures = {"bleu": "tok:13a", "bleu_lower_tokenized": "nrefs:1|tok:none", "chrf": "nc:6"}
     run = {"signatures": signatures, "parameters": 2_000_000}
     found = {
         "seeds": [0, 1],
@@ -94,11 +94,12 @@ def test_the_score_of_multi30k_is_the_mean_of_the_seeds(monkeypatch: pytest.Monk
         "rows": {f"recipe_{seed}": run | {"target_tokens": 4e7 + seed * 2e7} for seed in (0, 1)},
     }
     monkeypatch.setattr(documents.results, "read", {"multi30k_seeds": found}.get)
+    assert documents.multi30k_line().startswith("**40.00 ± 0.25 BLEU** on Multi30k")
     assert documents.multi30k().splitlines() == [
         "| Multi30k English-German, test_2016_flickr, mean ± deviation of 2 seeds | this project "
         "| published |",
         "| --- | --- | --- |",
-        "| BLEU, lower-cased and tokenised (`nrefs:1\\|tok:none`) | 40.00 ± 0.25 "
+        "| BLEU, lower-cased and tokenized (`nrefs:1\\|tok:none`) | 40.00 ± 0.25 "
         "| 41.02 (Wu et al. 2021, 2.6 million parameters) |",
         "| BLEU, cased (`tok:13a`), and chrF2 (`nc:6`) | 41.00 ± 1.25, 42.00 ± 2.25 "
         "| BLEU 36.99 ± 0.24 (7.6 million parameters) |",
@@ -112,7 +113,7 @@ def test_the_published_settings_stand_beside_the_mean_of_the_recipe(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def row(bleu: float, minutes: float) -> dict[str, float]:
-        scores = {"bleu_lower_tokenised": bleu + 0.5, "bleu_cased_13a": bleu}
+        scores = {"bleu_lower_tokenized": bleu + 0.5, "bleu_cased_13a": bleu}
         return {**scores, "parameters": 2.62e6, "target_tokens": 45.3e6, "minutes": minutes}
 
     found = {
@@ -136,12 +137,12 @@ def test_the_published_settings_stand_beside_the_mean_of_the_recipe(
 
 def test_few_pairs_have_a_column_for_each_number(monkeypatch: pytest.MonkeyPatch) -> None:
     def row(bleu: float) -> dict[str, float]:
-        return {"bleu_lower_tokenised": bleu + 0.5, "bleu_cased_13a": bleu}
+        return {"bleu_lower_tokenized": bleu + 0.5, "bleu_cased_13a": bleu}
 
     rows = {"recipe_10000": row(30), "smaller_3000": row(20), "recipe_3000": row(10)}
     monkeypatch.setattr(documents.results, "read", {"small_data": {"rows": rows}}.get)
     assert documents.multi30k_few().splitlines() == [
-        "| lower-cased tokenised / cased | 3,000 pairs | 10,000 pairs |",
+        "| lower-cased tokenized / cased | 3,000 pairs | 10,000 pairs |",
         "| --- | --- | --- |",
         "| the recipe, with a sixth of its steps | 10.50 / 10.00 | 30.50 / 30.00 |",
         "| the same, with 1,000 BPE ids | 20.50 / 20.00 |  |",
@@ -150,7 +151,7 @@ def test_few_pairs_have_a_column_for_each_number(monkeypatch: pytest.MonkeyPatch
 
 def test_what_libreoffice_keeps_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {
-        "bleu_lower_tokenised": 43.0,
+        "bleu_lower_tokenized": 43.0,
         "bleu_cased_13a": 42.0,
         "chrf": 67.0,
         "minutes": 52.4,

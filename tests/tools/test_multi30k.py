@@ -34,6 +34,6 @@ def test_the_committed_translations_have_the_scores_of_the_result(name: str) -> 
     language, outputs, stated = committed()[name]
     references = list(read_lines(str(MULTI30K / f"{TEST}.{language}.gz")))
     found = score(list(read_lines(str(outputs))), references, language)
-    assert found["bleu_lower_tokenised"] == pytest.approx(stated["bleu_lower_tokenised"])
+    assert found["bleu_lower_tokenized"] == pytest.approx(stated["bleu_lower_tokenized"])
     assert found["bleu"] == pytest.approx(stated["bleu_cased_13a"])
     assert found["chrf"] == pytest.approx(stated["chrf"])

@@ -3,7 +3,7 @@
 import pytest
 
 from tools.scaling import CHIP, LINK_GBYTES, curves, estimate
-from transformer_jax.accelerators import ACCELERATORS
+from transformer_jax.parallel.devices import ACCELERATORS
 
 
 def test_the_estimate_is_products_and_bytes_over_peak_and_bandwidth() -> None:

@@ -7,10 +7,10 @@ import jax
 import pytest
 from common import tiny
 
-from transformer_jax.accelerators import find_accelerator
 from transformer_jax.config import AttentionConfig, Config, DataConfig, MeshConfig, ModelConfig
 from transformer_jax.data.buckets import Shape
 from transformer_jax.flops import count_flops
+from transformer_jax.parallel.devices import find_accelerator
 from transformer_jax.parallel.mesh import make_mesh
 from transformer_jax.training.costs import StepCosts
 from transformer_jax.training.setup import StepSetup, empty_batch, prepare_step

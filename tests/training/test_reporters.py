@@ -51,7 +51,7 @@ def test_the_terminal_shows_every_record(
 ) -> None:
     """Live, the metrics are drawn over themselves in two lines; elsewhere they are a line.
 
-    Jupyter asks programs for colours, but shows their output as a file.
+    Jupyter asks programs for colors, but shows their output as a file.
     """
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80"}.items():
         monkeypatch.setenv(name, value)

@@ -169,7 +169,7 @@ def test_reduce_comes_before_the_division() -> None:
     assert metrics["tokens"] == 14
 
 
-@pytest.mark.optimised
+@pytest.mark.optimized
 def test_training_learns_and_resumes_to_the_bit() -> None:
     model, params = build(tiny(dropout=0.1, attention_dropout=0.1, ffn_dropout=0.1))
     options = OptimizerConfig(schedule="inverse_sqrt", learning_rate=0.02, warmup=5, clip_norm=1.0)

@@ -54,7 +54,7 @@ def test_a_run_stands_alone(finished: run.Run) -> None:
     assert run.load_config(finished.folder) == finished.config
     assert checkpoint.steps(finished.checkpoints)[-1] == 12
     stored = json.loads((finished.folder / "config.json").read_text())
-    assert stored["format"] == 1
+    assert stored["format"] == run.FORMAT
     assert stored["provenance"]["data_digests"].keys() == {"train", "dev"}
     devices = {"count": jax.device_count(), "platform": "cpu", "kind": "cpu"}
     assert stored["provenance"]["devices"] == devices

@@ -1,6 +1,6 @@
 """Attention: scores, kinds, masks, positions, kernels behind `attend`, and the multi-head layer."""
 
-from transformer_jax.attention.kernels import Kernel, attend
+from transformer_jax.attention.kernels import AnyKernel, Kernel, attend
 from transformer_jax.attention.kinds import (
     gumbel_attention,
     hard_attention,
@@ -8,17 +8,19 @@ from transformer_jax.attention.kinds import (
     local_m_attention,
     local_p_attention,
     plain_self_attention,
-    predicted_centre,
+    predicted_center,
     soft_attention,
 )
 from transformer_jax.attention.layer_kinds import AttentionInputs, AttentionOutput, register_kind
 from transformer_jax.attention.masks import Mask, padding_mask
-from transformer_jax.attention.multi_head import KeysValues, KVCache, MultiHeadAttention
+from transformer_jax.attention.multi_head import Context, KeysValues, KVCache, MultiHeadAttention
 from transformer_jax.attention.positions import RelativeBias, alibi
 
 __all__ = [
+    "AnyKernel",
     "AttentionInputs",
     "AttentionOutput",
+    "Context",
     "KVCache",
     "Kernel",
     "KeysValues",
@@ -34,7 +36,7 @@ __all__ = [
     "local_p_attention",
     "padding_mask",
     "plain_self_attention",
-    "predicted_centre",
+    "predicted_center",
     "register_kind",
     "soft_attention",
 ]

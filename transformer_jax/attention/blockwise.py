@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from transformer_jax.attention.kernel_entry import KernelEntry
 from transformer_jax.attention.masks import Mask
 
 HIDDEN_SCORE = -1e30
@@ -53,9 +52,6 @@ def blockwise(
     grouped = query.reshape(*key.shape[:2], plan.group, *query.shape[2:])
     output: Array = _attend(grouped, key, value, arrays, plan)
     return output.reshape(query.shape), None
-
-
-BLOCKWISE = KernelEntry("blockwise", blockwise, features=frozenset({"window", "unaligned_causal"}))
 
 
 def choose_blocks(heads: int, group: int, queries: int, keys: int, mask: Mask) -> Blocks:
@@ -181,7 +177,7 @@ def _scores(plan: _Plan, arrays: _MaskArrays, q_i: Array, k_j: Array, i: Any, st
         return None if array is None else _block(array, start, size, 1)
 
     _, queries, keys = plan.size
-    scores = _product("cqh,ckh->cqk", q_i, k_j)
+    scores = _matmul("cqh,ckh->cqk", q_i, k_j)
     if _is_unmasked(plan, arrays):
         return scores
     mask = Mask(
@@ -196,7 +192,7 @@ def _scores(plan: _Plan, arrays: _MaskArrays, q_i: Array, k_j: Array, i: Any, st
     return scores + (jnp.tile(hidden, (1, plan.group, 1)) if hidden.shape[1] > 1 else hidden)
 
 
-def _product(equation: str, a: Array, b: Array) -> Array:
+def _matmul(equation: str, a: Array, b: Array) -> Array:
     """Returns an einsum in float32, in which q stands for the queries of all heads of a group."""
     return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
 
@@ -258,9 +254,11 @@ def _forward(
                 highest = jnp.max(scores, axis=-1)
                 maximum = highest if maximum is None else jnp.maximum(maximum, highest)
                 weights = jnp.exp(scores - maximum[..., None])
-                output = _product("cqk,ckh->cqh", weights.astype(v.dtype), v_j)
+                output = _matmul("cqk,ckh->cqh", weights.astype(v.dtype), v_j)
                 return output, maximum, jnp.sum(weights, axis=-1)
 
+            # The online softmax: when a block has a higher score, what was summed so far is
+            # scaled down to the new maximum.
             def add(j: Any, carry: tuple) -> tuple:
                 output, old_maximum, total = carry
                 more, maximum, sums = block_of_keys(j, old_maximum)
@@ -305,11 +303,13 @@ def _join_queries(plan: _Plan, blocks: Array) -> Array:
 def _backward(plan: _Plan, residuals: tuple, gradient: Array) -> tuple[Any, ...]:
     """Returns the gradients of query, key and value (Dao et al. 2022, algorithm 4).
 
-    Recomputes the scores.
+    Recomputes the scores S. With P = softmax(S) and the gradient dO of the output O = P V:
+    dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP - rowsum(dO ∘ O)), dQ = dS K and dK = dSᵀ Q.
     """
     query, key, value, arrays, output, maximum, total = residuals
     size, scale = plan.size, query.shape[-1] ** -0.5
-    # With the gradient divided by the sum, exp(score - maximum) takes the place of the weights.
+    # P is exp(S - maximum) / total. With dO divided by the total here, once per query, the loops
+    # need not divide each block of scores.
     gradient = (gradient / total[..., None]).astype(gradient.dtype)
     inner = jnp.sum(gradient.astype(jnp.float32) * output.astype(jnp.float32), axis=-1)
 
@@ -320,6 +320,8 @@ def _backward(plan: _Plan, residuals: tuple, gradient: Array) -> tuple[Any, ...]
             q_i, g_i, m_i, d_i = (_block_of_queries(x, i, size.queries) for x in (q, g, m, d))
             first, count = plan.reach(i)
 
+            # dQ of this block of queries is a sum over blocks of keys. dK and dV are sums over
+            # blocks of queries: they are carried from one block of queries to the next.
             def add(j: Any, carry: tuple) -> tuple:
                 start = first + j * size.keys
                 d_q, d_k, d_v = block_of_keys(start)
@@ -328,13 +330,13 @@ def _backward(plan: _Plan, residuals: tuple, gradient: Array) -> tuple[Any, ...]
             def block_of_keys(start: Any) -> tuple[Array, Array, Array]:
                 k_j, v_j = (_block(x, start, size.keys, 1) for x in (k, v))
                 weights = jnp.exp(_scores(plan, arrays, q_i, k_j, i, start) - m_i[..., None])
-                d_weights = _product("cqh,ckh->cqk", g_i, v_j)
+                d_weights = _matmul("cqh,ckh->cqk", g_i, v_j)
                 d_scores = (weights * (d_weights - d_i[..., None])).astype(q.dtype)
-                d_k = _product("cqk,cqh->ckh", d_scores, q_i)
-                d_v = _product("cqk,cqh->ckh", weights.astype(q.dtype), g_i)
-                return _product("cqk,ckh->cqh", d_scores, k_j), d_k, d_v
+                d_k = _matmul("cqk,cqh->ckh", d_scores, q_i)
+                d_v = _matmul("cqk,cqh->ckh", weights.astype(q.dtype), g_i)
+                return _matmul("cqk,ckh->cqh", d_scores, k_j), d_k, d_v
 
-            if plan.counts == (1, 1):
+            if plan.counts == (1, 1):  # without the copies that a loop's carry would need
                 d_q, *d_keys_values = block_of_keys(0)
                 return tuple(d_keys_values), d_q
             zeros = jnp.zeros(q_i.shape, jnp.float32)

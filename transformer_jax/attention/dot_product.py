@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from transformer_jax.attention.kernel_entry import EVERY_MASK, KernelEntry
 from transformer_jax.attention.masks import AnyMask, dense_mask
 from transformer_jax.errors import UserError
+
+CUDNN_DTYPES = ("bfloat16", "float16")
+"""Types in which cuDNN computes attention."""
 
 
 def dot_product(
@@ -57,16 +58,5 @@ def suits_cudnn(
     # "9.0" on an NVIDIA GPU; a name such as "gfx942" on other GPUs
     major = str(getattr(jax.devices()[0], "compute_capability", "")).partition(".")[0]
     recent = major.isdigit() and int(major) >= 8
-    known = query.dtype.name in CUDNN.dtypes
-    return known and recent and even and head_size % 8 == 0 and head_size <= 128
-
-
-XLA = KernelEntry("xla", partial(dot_product, implementation="xla"), features=EVERY_MASK | {"bias"})
-
-CUDNN = KernelEntry(
-    "cudnn",
-    partial(dot_product, implementation="cudnn"),
-    features=EVERY_MASK | {"bias"},
-    dtypes=("bfloat16", "float16"),
-    platforms=("gpu",),
-)
+    half = query.dtype.name in CUDNN_DTYPES
+    return half and recent and even and head_size % 8 == 0 and head_size <= 128

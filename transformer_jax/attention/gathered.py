@@ -1,6 +1,6 @@
 """Gathers each query's window of keys for local attention, at a cost set by the window alone.
 
-Predicted positions may lie anywhere, so that neighbouring queries do not share blocks of keys as in
+Predicted positions may lie anywhere, so that neighboring queries do not share blocks of keys as in
 blockwise.py. Windows are gathered for one chunk of queries at a time.
 """
 
@@ -25,7 +25,7 @@ class _Queries(NamedTuple):
     """Arrays with one entry per query. Their first axis is the length, which is chunked."""
 
     query: Float[Array, "T B N H"]
-    centre: Float[Array, "T B N"]
+    center: Float[Array, "T B N"]
 
 
 class _Spans(NamedTuple):
@@ -43,23 +43,23 @@ def local_p_gathered(
     first: Int[Array, "#B T"],
     length: Int[Array, "#B T"],
     *,
-    centre: Float[Array, "B N T"],
+    center: Float[Array, "B N T"],
     window: int,
     score: Partial,
 ) -> Float[Array, "B N T H"]:
     """Returns the context of `kinds.local_p_attention` without scoring keys outside the window.
 
-    Each query attends to the sentence of `length` keys that starts at index `first`; `centre` is a
+    Each query attends to the sentence of `length` keys that starts at index `first`; `center` is a
     position in that sentence. `score` maps one query [..., 1, H] and its window [..., W, H] to
     scores [..., 1, W]. The arrays that this `Partial` holds have gradients.
     """
     width = min(2 * window + 1, keys.shape[2])
-    # The first integer that is at least centre - D, moved so that the window lies within the keys.
-    begin = jnp.ceil(lax.stop_gradient(centre) - window).astype(jnp.int32) + first[:, None]
+    # The first integer that is at least center - D, moved so that the window lies within the keys.
+    begin = jnp.ceil(lax.stop_gradient(center) - window).astype(jnp.int32) + first[:, None]
     begin = jnp.clip(begin, 0, keys.shape[2] - width)
     first, length = (jnp.broadcast_to(x[:, None], begin.shape) for x in (first, length))
     attention = partial(_attend, window)
-    queries = jax.tree.map(_length_first, _Queries(query, centre))
+    queries = jax.tree.map(_length_first, _Queries(query, center))
     spans = jax.tree.map(_length_first, _Spans(first, length, begin))
     context: Any = _in_windows(score, queries, (keys, values), spans, attention, width)
     return jnp.moveaxis(context, 0, 2)
@@ -82,7 +82,7 @@ def _attend(
         keys,
         values,
         in_sentence,
-        centre=queries.centre[..., None],
+        center=queries.center[..., None],
         window=window,
         key_positions=position,
         score=score,

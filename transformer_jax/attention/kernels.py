@@ -1,80 +1,127 @@
 """Dispatches attention to a kernel (`attend`) and selects the kernel for `auto` (`choose`).
 
-Arrays have heads before length, [B, N, T, H]. On a CPU, products then run on contiguous matrices
-and are up to four times faster than with length before heads.
+Arrays have heads before length, [B, N, T, H]. On a CPU, matmuls then run on contiguous matrices and
+are up to four times faster than with length before heads.
 
-To add a kernel: write a file with its function and `KernelEntry`, and list the entry in `KERNELS`.
+To add a kernel, write a file with its function and list it in `KERNELS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 from jaxtyping import Array, Float
 
-from transformer_jax.attention.blockwise import BLOCKWISE
-from transformer_jax.attention.dot_product import CUDNN, XLA, suits_cudnn
-from transformer_jax.attention.kernel_entry import FEATURES, KernelEntry
+from transformer_jax.attention.blockwise import blockwise
+from transformer_jax.attention.dot_product import CUDNN_DTYPES, dot_product, suits_cudnn
 from transformer_jax.attention.masks import AnyMask, Mask
-from transformer_jax.attention.pallas import PALLAS
-from transformer_jax.attention.reference import REFERENCE, Dropout
+from transformer_jax.attention.pallas import pallas
+from transformer_jax.attention.reference import reference
 from transformer_jax.config import did_you_mean
 from transformer_jax.errors import UserError
 from transformer_jax.user_code import is_function_name, load_function
 
-Kernel = Callable[..., tuple[Array, Array | None]] | KernelEntry
-"""(query, key, value, mask, *, bias, dropout) -> (output, attention weights or None), or an entry
-that says what such a function supports."""
+FEATURES = {
+    "bias": "a bias",
+    "dropout": "dropout",
+    "weights": "attention weights",
+    "window": "windows",
+    "dense_mask": "dense masks",
+    "unaligned_causal": "causal masks whose positions differ from the indices",
+}
+"""Features that a call may need of a kernel, each with its name in error messages."""
 
-KERNELS: dict[str, KernelEntry] = {
-    entry.name: entry for entry in (REFERENCE, BLOCKWISE, XLA, CUDNN, PALLAS)
+EVERY_MASK = frozenset({"window", "dense_mask", "unaligned_causal"})
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel: its name, its function and what it supports; by default every feature.
+
+    `function` is called with query, key, value and mask, and with the keywords `bias` and `dropout`
+    if the kernel has these features. It returns the output and the attention weights, or None for
+    the weights if it does not have that feature.
+    """
+
+    name: str
+    function: Callable[..., tuple[Array, Array | None]]
+    features: frozenset[str] = frozenset(FEATURES)
+    dtypes: tuple[str, ...] = ()
+    """Supported types of the query; empty: all."""
+    platforms: tuple[str, ...] = ()
+    """JAX platforms that it runs on; empty: all."""
+
+    def __post_init__(self) -> None:
+        assert self.features <= set(FEATURES), self.features
+
+
+AnyKernel = str | Kernel | Callable[..., tuple[Array, Array | None]]
+"""The name of a kernel, a kernel, or the function of one that supports every feature."""
+
+KERNELS: dict[str, Kernel] = {
+    kernel.name: kernel
+    for kernel in (
+        Kernel("reference", reference),
+        Kernel("blockwise", blockwise, frozenset({"window", "unaligned_causal"})),
+        Kernel("xla", partial(dot_product, implementation="xla"), EVERY_MASK | {"bias"}),
+        Kernel(
+            "cudnn",
+            partial(dot_product, implementation="cudnn"),
+            EVERY_MASK | {"bias"},
+            CUDNN_DTYPES,
+            platforms=("gpu",),
+        ),
+        Kernel("pallas", pallas, frozenset(), platforms=("tpu",)),
+    )
 }
 
 
-def find_kernel(kernel: str | Kernel) -> KernelEntry:
-    """Returns the entry of a kernel: one of `KERNELS`, MODULE:FUNCTION, a function, or the entry.
+def find_kernel(kernel: AnyKernel) -> Kernel:
+    """Returns a kernel by its name in `KERNELS`, as MODULE:FUNCTION, or by its function.
 
-    A user's function is assumed to support every feature. UserError: the kernel is unknown.
+    UserError: it is unknown.
     """
-    if isinstance(kernel, KernelEntry):
+    if isinstance(kernel, Kernel):
         return kernel
     if not isinstance(kernel, str):
-        name = getattr(kernel, "__qualname__", str(kernel))
-        return KernelEntry(name, kernel, features=frozenset(FEATURES))
+        return Kernel(getattr(kernel, "__qualname__", str(kernel)), kernel)
     if is_function_name(kernel):
-        return KernelEntry(kernel, load_function("kernel", kernel), features=frozenset(FEATURES))
+        return Kernel(kernel, load_function("kernel", kernel))
     if kernel not in KERNELS:
         raise UserError(f"kernel {kernel!r}: unknown{did_you_mean(kernel, ['auto', *KERNELS])}")
     return KERNELS[kernel]
 
 
-def check_kernel(name: str, needs: Mapping[str, str], dtype: str) -> None:
-    """Checks that the kernel exists, runs on this platform and supports what a model needs.
+def check_kernel(
+    kernel: Kernel, needs: Mapping[str, str], dtype: str, field: str = "kernel"
+) -> None:
+    """Checks that a kernel runs on this platform and supports what a call or a model needs.
 
-    needs: features of `FEATURES`, each with the setting that needs it, such as
-    "model.positions='alibi'". dtype: the type that the model computes in. UserError: a check fails.
+    needs: features of `FEATURES`, each with what needs it, such as "model.positions='alibi'".
+    dtype: the type of the computation. field: names the kernel in messages. UserError: a check
+    fails.
     """
-    if name == "auto":
-        return
-    entry = find_kernel(name)
-    for feature, setting in needs.items():
-        if feature not in entry.features:
+    for feature, reason in needs.items():
+        if feature not in kernel.features:
             *others, last = [k.name for k in KERNELS.values() if feature in k.features]
             raise UserError(
-                f"execution.kernel={name!r}: must be {', '.join(['auto', *others])} or {last} "
-                f"with {setting}: this kernel does not support {FEATURES[feature]}"
+                f"{field}={kernel.name!r}: does not support {FEATURES[feature]}, which {reason} "
+                f"needs; use {', '.join(['auto', *others])} or {last}"
             )
-    _require_platform(entry)
-    if entry.dtypes and dtype not in entry.dtypes:
-        known = " or ".join(entry.dtypes)
-        raise UserError(
-            f"execution.kernel={name!r}: computes in {known}, not in model.dtype={dtype!r}; use xla"
-        )
+    platform = jax.default_backend()
+    if kernel.platforms and platform not in kernel.platforms:
+        supported = " or ".join(kernel.platforms)
+        raise UserError(f"{field}={kernel.name!r}: runs on {supported}, not on {platform}; use xla")
+    if kernel.dtypes and dtype not in kernel.dtypes:
+        supported = " or ".join(kernel.dtypes)
+        raise UserError(f"{field}={kernel.name!r}: computes in {supported}, not {dtype}; use xla")
 
 
-def has_weights(kernel: str | Kernel) -> bool:
+def has_weights(kernel: AnyKernel) -> bool:
     """Returns whether the kernel computes attention weights; `auto` does not promise them."""
     return kernel != "auto" and "weights" in find_kernel(kernel).features
 
@@ -86,15 +133,15 @@ def attend(
     mask: AnyMask = None,
     *,
     bias: Float[Array, "#B #N #T S"] | None = None,
-    kernel: str | Kernel = "auto",
-    dropout: Dropout | None = None,
+    kernel: AnyKernel = "auto",
+    dropout: Callable[[Array], Array] | None = None,
 ) -> tuple[Float[Array, "B N T H"], Array | None]:
     """Returns softmax(Q Kᵀ / √H + bias) V and, if the kernel has them, the attention weights.
 
-    Each of the G heads of keys and values serves N / G query heads. `bias` must be finite. The
-    output has the query's type. The weights [B, N, T, S] are those before dropout; None: the kernel
-    does not compute them. UserError: the shapes do not match, or the kernel is unknown or does not
-    support the arguments.
+    Each of the G KV heads serves N / G query heads. `bias` must be finite. The output has the
+    query's type. The weights [B, N, T, S] are those before `dropout`, a function that is applied to
+    them in training; None: the kernel does not compute them. UserError: the shapes do not match, or
+    the kernel is unknown or does not support the arguments.
     """
     ranks = query.ndim == key.ndim == 4
     if not ranks or key.shape != value.shape or query.shape[::3] != key.shape[::3]:
@@ -104,19 +151,19 @@ def attend(
         )
     heads, kv_heads = query.shape[1], key.shape[1]
     if heads % kv_heads:
-        raise UserError(f"{heads} query heads: must be a multiple of the {kv_heads} key heads")
+        raise UserError(f"{heads} query heads: must be a multiple of the {kv_heads} KV heads")
     if isinstance(mask, Mask) and mask.visible is not None:
         mask = mask.dense(query.shape[2], key.shape[2])
     if kernel == "auto":
         kernel = choose(query, key, mask, bias=bias is not None, dropout=dropout is not None)
-    entry = find_kernel(kernel)
+    kernel = find_kernel(kernel)
     needs = _needs(mask, bias=bias is not None, dropout=dropout is not None)
-    _require(entry, needs, query.dtype.name)
+    check_kernel(kernel, dict.fromkeys(needs, "this call"), query.dtype.name)
     options = {"bias": bias, "dropout": dropout}
-    options = {name: value for name, value in options.items() if name in entry.features}
+    options = {name: value for name, value in options.items() if name in kernel.features}
     key, value = key.astype(query.dtype), value.astype(query.dtype)
-    result = entry.function(query, key, value, mask, **options)
-    output, weights = _checked(entry.name, result, query, key)
+    result = kernel.function(query, key, value, mask, **options)
+    output, weights = _checked(kernel.name, result, query, key)
     return output.astype(query.dtype), weights
 
 
@@ -133,23 +180,6 @@ def _needs(mask: AnyMask, *, bias: bool, dropout: bool) -> frozenset[str]:
     return frozenset(name for name, needed in needs.items() if needed)
 
 
-def _require(entry: KernelEntry, needs: frozenset[str], dtype: str) -> None:
-    for feature, phrase in FEATURES.items():
-        if feature in needs - entry.features:
-            raise UserError(f"kernel {entry.name}: does not support {phrase}; use kernel reference")
-    _require_platform(entry)
-    if entry.dtypes and dtype not in entry.dtypes:
-        known = " or ".join(entry.dtypes)
-        raise UserError(f"kernel {entry.name}: computes in {known}, not {dtype}; use xla")
-
-
-def _require_platform(entry: KernelEntry) -> None:
-    platform = jax.default_backend()
-    if entry.platforms and platform not in entry.platforms:
-        known = " or ".join(entry.platforms)
-        raise UserError(f"kernel {entry.name}: runs on {known}, not on {platform}; use xla")
-
-
 def _checked(name: str, result: Any, query: Array, key: Array) -> tuple[Array, Array | None]:
     """Returns a kernel's result. UserError: it is not an output with attention weights or None."""
     match result:
@@ -159,15 +189,16 @@ def _checked(name: str, result: Any, query: Array, key: Array) -> tuple[Array, A
         ):
             return output, weights
         case (jax.Array() as output, other):
-            found = f"{output.shape} and {getattr(other, 'shape', type(other).__name__)}"
+            returned = f"{output.shape} and {getattr(other, 'shape', type(other).__name__)}"
         case (other, _):
-            found = f"{type(other).__name__} as output"
+            returned = f"{type(other).__name__} as output"
         case jax.Array() as other:
-            found = f"an array of {other.shape}"
+            returned = f"an array of {other.shape}"
         case other:
-            found = type(other).__name__
+            returned = type(other).__name__
     raise UserError(
-        f"kernel {name!r}: must return (JAX array of {query.shape}, weights or None), not {found}"
+        f"kernel {name!r}: must return (JAX array of {query.shape}, weights or None), "
+        f"not {returned}"
     )
 
 

@@ -18,7 +18,7 @@ from transformer_jax.attention.scores import dot, scaled_dot
 from transformer_jax.errors import UserError
 from transformer_jax.types import Key
 
-Score = Callable[[Array, Array], Array]
+ScoreFn = Callable[[Array, Array], Array]
 """A function (query [..., T, H], keys [..., S, H]) -> scores [..., T, S] as in scores.py."""
 
 ContextAndWeights = tuple[Float[Array, "*B T H"], Float[Array, "*B T S"]]
@@ -49,7 +49,7 @@ def soft_attention(
     values: Float[Array, "*B S H"],
     mask: Bool[Array, "..."] | None = None,
     *,
-    score: Score = scaled_dot,
+    score: ScoreFn = scaled_dot,
 ) -> ContextAndWeights:
     """Returns soft attention: weights softmax(score(q, k)) over all keys.
 
@@ -73,7 +73,7 @@ def hard_attention(
     values: Float[Array, "*B S H"],
     mask: Bool[Array, "..."] | None = None,
     *,
-    score: Score = scaled_dot,
+    score: ScoreFn = scaled_dot,
     key: Key | None = None,
 ) -> ContextAndWeights:
     """Returns hard attention: one value, sampled with the soft weights as probabilities.
@@ -91,7 +91,7 @@ def gumbel_attention(
     values: Float[Array, "*B S H"],
     mask: Bool[Array, "..."] | None = None,
     *,
-    score: Score = scaled_dot,
+    score: ScoreFn = scaled_dot,
     key: Key | None = None,
     temperature: float = 1.0,
 ) -> ContextAndWeights:
@@ -133,7 +133,7 @@ def local_m_attention(
     mask: Bool[Array, "..."] | None = None,
     *,
     window: int,
-    score: Score = scaled_dot,
+    score: ScoreFn = scaled_dot,
 ) -> ContextAndWeights:
     """Returns soft attention in [t - D, t + D] around the query's position t, with D = `window`.
 
@@ -150,20 +150,20 @@ def local_p_attention(
     values: Float[Array, "*B S H"],
     mask: Bool[Array, "..."] | None = None,
     *,
-    centre: Float[Array, "*B T"],
+    center: Float[Array, "*B T"],
     window: int,
     key_positions: Array | None = None,
-    score: Score = scaled_dot,
+    score: ScoreFn = scaled_dot,
 ) -> ContextAndWeights:
-    """Returns soft attention in [p - D, p + D] around a predicted position p = `centre`.
+    """Returns soft attention in [p - D, p + D] around a predicted position p = `center`.
 
     After the softmax the weights are multiplied by exp(-(s - p)² / 2σ²) with σ = D / 2 and not
-    normalized again. (Luong et al. 2015, section 3.2, eq. 10; for p see `predicted_centre`)
+    normalized again. (Luong et al. 2015, section 3.2, eq. 10; for p see `predicted_center`)
     UserError: D is below 1.
     """
     positions = jnp.arange(keys.shape[-2]) if key_positions is None else key_positions
-    positions = jnp.expand_dims(positions, range(centre.ndim + 1 - positions.ndim))
-    distance = positions.astype(centre.dtype) - centre[..., None]
+    positions = jnp.expand_dims(positions, range(center.ndim + 1 - positions.ndim))
+    distance = positions.astype(center.dtype) - center[..., None]
     near = jnp.abs(distance) <= _at_least_one(window)
     visible = near if mask is None else near & jnp.broadcast_to(mask, near.shape)
     weights = masked_softmax(score(query, keys), visible)
@@ -177,7 +177,7 @@ def _at_least_one(window: int) -> int:
     return window
 
 
-def predicted_centre(
+def predicted_center(
     query: Float[Array, "*B T H"],
     lengths: Float[Array, "..."],  # broadcasts to [*B, T]
     w: Float[Array, "*N H H"],
@@ -197,7 +197,7 @@ def latent_attention(
     mask: Bool[Array, "..."] | None = None,
     *,
     active: Float[Array, "*B S S"],
-    score: Score = scaled_dot,
+    score: ScoreFn = scaled_dot,
 ) -> ContextAndWeights:
     """Returns attention in two stages: the rows of `active`, averaged with latent weights.
 

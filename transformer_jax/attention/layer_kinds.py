@@ -16,7 +16,7 @@ from transformer_jax.attention import kinds, scores
 from transformer_jax.attention.gathered import local_p_gathered
 from transformer_jax.attention.masks import Mask, dense_mask
 from transformer_jax.attention.reinforce import reinforce, reinforce_to_go
-from transformer_jax.attention.scores import SCORES, Prepared, ScoreEntry
+from transformer_jax.attention.scores import SCORES
 from transformer_jax.config import OR_YOUR_OWN, AttentionConfig, did_you_mean
 from transformer_jax.errors import UserError
 from transformer_jax.types import AuxiliaryLoss, Key, Size
@@ -61,34 +61,32 @@ class AttentionInputs(NamedTuple):
         _, heads, _, width = self.query.shape
         return self.param(name, nn.initializers.normal(width**-0.5), (heads, width))
 
-    @property
-    def score_entry(self) -> ScoreEntry:
-        """The config's score function."""
-        return SCORES[self.config.score]
+    def prepare(self, query: Array, keys: Array) -> tuple[Array, Array]:
+        """Returns queries and keys as `comparison` takes them, with the score's parameters applied.
+
+        These are applied once per query and once per key, not once per pair.
+        """
+        score = SCORES[self.config.score]
+        _, positions = self.mask.positions(query.shape[2], keys.shape[2])
+        return score.prepare(query, keys, positions, **self._parameters(score.params))
+
+    def comparison(self) -> Partial:
+        """Returns the function that scores prepared queries and keys, and adds the bias."""
+        score = SCORES[self.config.score]
+        compare = Partial(score.compare, **self._parameters(score.compare_params))
+        return compare if self.bias is None else Partial(_biased, compare, self.bias)
 
     def score(self, query: Array, keys: Array) -> Float[Array, "B N T S"]:
         """Returns the scores of the config's score function, plus the bias."""
-        prepared = self.prepare(query, keys)
-        return prepared.compare(prepared.query, prepared.keys)
+        return self.comparison()(*self.prepare(query, keys))
 
-    def prepare(self, query: Array, keys: Array) -> Prepared:
-        """Returns queries and keys with the score's parameters applied, and their comparison.
-
-        Parameters are applied once per query and once per key, not once per pair. The comparison
-        adds the bias.
-        """
-        entry = self.score_entry
-        params = {name: self._score_parameter(name, of) for name, of in entry.params.items()}
-        _, positions = self.mask.positions(query.shape[2], keys.shape[2])
-        prepared = entry.prepare(query, keys, positions, **params)
-        if self.bias is None:
-            return prepared
-        return prepared._replace(compare=Partial(_biased, prepared.compare, self.bias))
-
-    def _score_parameter(self, name: str, dimensions: str) -> Array:
-        if dimensions == "H":
-            return self.vector(name)
-        return self.matrix(name, *([self.max_length] if dimensions == "H P" else []))
+    def _parameters(self, dimensions: Mapping[str, str]) -> dict[str, Array]:
+        """Returns the parameters that a score declares, by name."""
+        shapes = {"H H": (), "H P": (self.max_length,)}
+        return {
+            name: self.vector(name) if of == "H" else self.matrix(name, *shapes[of])
+            for name, of in dimensions.items()
+        }
 
 
 def _biased(compare: Partial, bias: Array, query: Array, keys: Array) -> Array:
@@ -104,14 +102,11 @@ class AttentionOutput(NamedTuple):
     metrics: Mapping[str, Float[Array, "B T"]] = {}  # by name, one per query; means are reported
 
 
-KindFunction = Callable[[AttentionInputs], AttentionOutput]
-
-
 @dataclass(frozen=True)
 class Kind:
     """A kind of attention: its function and what it supports."""
 
-    compute: KindFunction
+    compute: Callable[[AttentionInputs], AttentionOutput]
     excluded: Mapping[str, str] = field(default_factory=dict)
     """Roles that the kind cannot have, each with the reason. A role is a field of `ModelConfig`, or
     "label_attention": a classifier's `cross_attention`."""
@@ -137,9 +132,9 @@ _SELF_HARD = "it can only be trained in one layer of cross_attention"
 
 def soft(inputs: AttentionInputs) -> AttentionOutput:
     """Computes `kinds.soft_attention`, with the layer's kernel if the score is a dot product."""
-    if inputs.score_entry.product:
-        query, *_ = inputs.prepare(inputs.query, inputs.key)
-        return AttentionOutput(*inputs.attend(query, inputs.key, inputs.value, inputs.mask))
+    if SCORES[inputs.config.score].product:
+        query, key = inputs.prepare(inputs.query, inputs.key)
+        return AttentionOutput(*inputs.attend(query, key, inputs.value, inputs.mask))
     keys, values = inputs.repeat_heads(inputs.key), inputs.repeat_heads(inputs.value)
     mask, score = inputs.dense_mask(), inputs.score
     return AttentionOutput(*kinds.soft_attention(inputs.query, keys, values, mask, score=score))
@@ -159,27 +154,29 @@ def local_p(inputs: AttentionInputs) -> AttentionOutput:
     """Computes `kinds.local_p_attention` around the position that each head predicts."""
     queries, keys = inputs.query.shape[2], inputs.key.shape[2]
     first, length = inputs.mask.sentences(queries, keys)
-    w, v = inputs.matrix("centre_w"), inputs.vector("centre_v")
+    w, v = inputs.matrix("center_w"), inputs.vector("center_v")
     lengths = length[:, None].astype(jnp.float32)
-    centre = kinds.predicted_centre(inputs.query, lengths, w, v)
+    center = kinds.predicted_center(inputs.query, lengths, w, v)
     window, values = inputs.config.window or 0, inputs.repeat_heads(inputs.value)
     query, key = inputs.query, inputs.repeat_heads(inputs.key)
     if _gathers(inputs, keys, window):
-        query, key, score = inputs.prepare(query, key)
-        near = {"centre": centre, "window": window, "score": score}
-        return AttentionOutput(local_p_gathered(query, key, values, first, length, **near), None)
+        prepared, score = inputs.prepare(query, key), inputs.comparison()
+        context = local_p_gathered(
+            *prepared, values, first, length, center=center, window=window, score=score
+        )
+        return AttentionOutput(context, None)
     _, positions = inputs.mask.positions(queries, keys)
-    found = kinds.local_p_attention(
+    context, weights = kinds.local_p_attention(
         query,
         key,
         values,
         inputs.dense_mask(),
-        centre=centre,
+        center=center,
         window=window,
         key_positions=positions[:, None, None],
         score=inputs.score,
     )
-    return AttentionOutput(*found)
+    return AttentionOutput(context, weights)
 
 
 def _gathers(inputs: AttentionInputs, keys: Size, window: int) -> bool:
@@ -199,7 +196,8 @@ up to 2."""
 
 def hard(inputs: AttentionInputs) -> AttentionOutput:
     """Computes `kinds.hard_attention` and, in training, the auxiliary loss by which it learns."""
-    query, keys, score = inputs.prepare(inputs.query, inputs.repeat_heads(inputs.key))
+    query, keys = inputs.prepare(inputs.query, inputs.repeat_heads(inputs.key))
+    score = inputs.comparison()
     values, mask = inputs.repeat_heads(inputs.value), inputs.dense_mask()
     context, choice = kinds.hard_attention(query, keys, values, mask, score=score, key=inputs.rng)
     if inputs.rng is None:
@@ -214,7 +212,7 @@ def hard(inputs: AttentionInputs) -> AttentionOutput:
 
 def gumbel(inputs: AttentionInputs) -> AttentionOutput:
     """Computes `kinds.gumbel_attention`."""
-    found = kinds.gumbel_attention(
+    context, weights = kinds.gumbel_attention(
         inputs.query,
         inputs.repeat_heads(inputs.key),
         inputs.repeat_heads(inputs.value),
@@ -222,7 +220,7 @@ def gumbel(inputs: AttentionInputs) -> AttentionOutput:
         score=inputs.score,
         key=inputs.rng,
     )
-    return AttentionOutput(*found)
+    return AttentionOutput(context, weights)
 
 
 def latent(inputs: AttentionInputs) -> AttentionOutput:
@@ -237,7 +235,7 @@ def latent(inputs: AttentionInputs) -> AttentionOutput:
     _, positions = inputs.mask.positions(length, length)
     v = inputs.matrix("active", inputs.max_length)
     active = kinds.masked_softmax(scores.location(keys, positions[:, None], v), same_sentence)
-    found = kinds.latent_attention(
+    context, weights = kinds.latent_attention(
         inputs.query,
         keys,
         inputs.repeat_heads(inputs.value),
@@ -245,7 +243,7 @@ def latent(inputs: AttentionInputs) -> AttentionOutput:
         active=active,
         score=inputs.score,
     )
-    return AttentionOutput(*found)
+    return AttentionOutput(context, weights)
 
 
 KINDS: dict[str, Kind] = {
@@ -288,15 +286,14 @@ KINDS: dict[str, Kind] = {
 """The kinds of attention by label."""
 
 
-def register_kind(label: str, kind: KindFunction | Kind) -> None:
+def register_kind(label: str, kind: Kind | Callable[[AttentionInputs], AttentionOutput]) -> None:
     """Registers a kind of your own under `label`: its function, or a `Kind` with what it supports.
 
-    Of a function alone every choice of the config is allowed. UserError: another kind has the
-    label.
+    A function alone may have every choice of the config. UserError: another kind has the label.
     """
     kind = kind if isinstance(kind, Kind) else Kind(kind, window="optional")
-    known = KINDS.setdefault(label, kind)
-    if inspect.unwrap(known.compute) is not inspect.unwrap(kind.compute):
+    registered = KINDS.setdefault(label, kind)
+    if inspect.unwrap(registered.compute) is not inspect.unwrap(kind.compute):
         raise UserError(f"kind {label!r}: is already the label of another kind of attention")
 
 
@@ -306,13 +303,3 @@ def find_kind(role: str, label: str) -> Kind:
         hint = did_you_mean(label, KINDS) + OR_YOUR_OWN
         raise UserError(f"model.{role}.kind={label!r}: unknown{hint}")
     return KINDS[label]
-
-
-class KindParameters(nn.Module):
-    """Holds the parameters of one layer's kind of attention, and calls the kind with them."""
-
-    compute: KindFunction
-
-    @nn.compact
-    def __call__(self, inputs: AttentionInputs) -> Any:
-        return self.compute(inputs._replace(param=self.param))

@@ -10,24 +10,31 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.attention.kernels import Kernel, attend, has_weights
-from transformer_jax.attention.layer_kinds import (
-    AttentionInputs,
-    AttentionOutput,
-    KindParameters,
-    find_kind,
-)
+from transformer_jax.attention.kernels import AnyKernel, attend, has_weights
+from transformer_jax.attention.layer_kinds import AttentionInputs, AttentionOutput, find_kind
 from transformer_jax.attention.masks import Mask
 from transformer_jax.attention.positions import rotate
 from transformer_jax.config import AttentionConfig, ModelConfig
 from transformer_jax.dense import dense
 from transformer_jax.dropout import dropout
 from transformer_jax.errors import UserError
-from transformer_jax.types import Auxiliary, Constrain, Key, Size, unconstrained
+from transformer_jax.types import Auxiliary, Constrain, Key, LayerState, Size, unconstrained
 
-Positions = Int[Array, "#B T"]
 HEADS = ("batch", "heads", "length", None)
 """Logical names of the dimensions of queries, keys and values."""
+
+
+class Context(NamedTuple):
+    """What a layer gets besides the hidden states; in decoding, the same at each position.
+
+    In training, the hidden states are [B, T, D]. In a decode step, they are [B, K, D]: the K
+    hypotheses of a sentence are the queries, and the keys are those of all K at T positions.
+    """
+
+    mask: Mask
+    positions: Int[Array, "#B T"] | None = None  # of the queries; None: not rotated
+    bias: Float[Array, "#B #N #T S"] | None = None  # added to the scores
+    position: Int[Array, ""] | None = None  # that of a decode step; None: training
 
 
 class KeysValues(NamedTuple):
@@ -38,40 +45,34 @@ class KeysValues(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """Keys and values as decoding keeps them.
+    """Keys and values as decoding keeps them: those of K hypotheses at each of T positions.
 
-    Positions are the last dimension of the keys. On a CPU, a step's product with them then takes
-    less than half of the time, since it need not transpose them.
+    The cache of the encoder's memory has K = 1. Positions are the last dimensions of the keys. On a
+    CPU, a step's matmul with them then takes less than half of the time, since it need not
+    transpose them.
     """
 
-    key: Float[Array, "B G H S"]
-    value: Float[Array, "B G S H"]
+    key: Float[Array, "B G H T K"]
+    value: Float[Array, "B G T K H"]
 
     @classmethod
-    def of(cls, memory: KeysValues) -> KVCache:
+    def of_memory(cls, memory: KeysValues) -> KVCache:
         """Returns the cache of given keys and values."""
-        return cls(memory.key.swapaxes(2, 3), memory.value)
+        return cls(memory.key.swapaxes(2, 3)[..., None], memory.value[:, :, :, None])
 
     def read(self) -> KeysValues:
-        """Returns all keys and values."""
-        return KeysValues(self.key.swapaxes(2, 3), self.value)
+        """Returns all T · K keys and values, position by position."""
+        rows, heads, size = self.key.shape[:3]
+        key = self.key.reshape(rows, heads, size, -1).swapaxes(2, 3)
+        return KeysValues(key, self.value.reshape(rows, heads, -1, size))
 
     def write(self, new: KeysValues, index: Int[Array, ""]) -> KVCache:
-        """Returns the cache with `new` written to the positions from `index` on."""
-        key, value = KVCache.of(new)
-        update = jax.lax.dynamic_update_slice_in_dim
+        """Returns the cache with the keys and values of K hypotheses at position `index`."""
+        key = new.key.swapaxes(2, 3).astype(self.key.dtype)
+        value = new.value.astype(self.value.dtype)
+        update = jax.lax.dynamic_update_index_in_dim
         return KVCache(
-            update(self.key, key.astype(self.key.dtype), index, axis=3),
-            update(self.value, value.astype(self.value.dtype), index, axis=2),
-        )
-
-    def grown(self, length: Size) -> KVCache:
-        """Returns the cache, padded to `length` positions."""
-        more = length - self.value.shape[2]
-        none = (0, 0)
-        return KVCache(
-            jnp.pad(self.key, (none, none, none, (0, more))),
-            jnp.pad(self.value, (none, none, (0, more), none)),
+            update(self.key, key, index, axis=3), update(self.value, value, index, axis=2)
         )
 
 
@@ -79,20 +80,18 @@ class MultiHeadAttention(nn.Module):
     """Projects to heads, attends in each of them, and projects their concatenation back.
 
     `role` is the config field that sets the kind of attention. It has the same kind in all layers,
-    or in this one alone.
+    or in this one alone. As self-attention of the decoder, it is an entry of `SELF_LAYERS`.
     """
 
     config: ModelConfig
     role: str
-    kernel: str | Kernel = "auto"
+    kernel: AnyKernel = "auto"
     constrain: Constrain = unconstrained
 
     def setup(self) -> None:
         config = self.config
         self.attention: AttentionConfig = getattr(config, self.role)
         self.kind = find_kind(self.role, self.attention.kind)
-        # Stored runs have this attribute's name in the paths of its parameters.
-        self.weighing = KindParameters(self.kind.compute)
         if self.kind.projections:
             shared = (config.kv_heads or config.heads, config.head_size)
             self.query = dense(config, (config.heads, config.head_size))
@@ -100,16 +99,10 @@ class MultiHeadAttention(nn.Module):
             self.value = dense(config, shared)
             self.out = dense(config, config.d_model, axis=(-2, -1))
 
-    def init_cache(self, sentences: Size, length: Size) -> KVCache:
-        """Returns an empty cache of `length` positions."""
-        config = self.config
-        shared = config.kv_heads if self.kind.projections else None
-        shape = (sentences, shared or config.heads, length, config.head_size)
-        empty = jnp.zeros(shape, jnp.dtype(config.dtype))
-        return KVCache.of(KeysValues(empty, empty))
-
-    def project(self, x: Float[Array, "B S D"], positions: Positions | None = None) -> KeysValues:
-        """Returns the keys and values of `x`, each [B, G, S, H]; `positions` rotate the keys."""
+    def project(
+        self, x: Float[Array, "B S D"], positions: Int[Array, "#B S"] | None = None
+    ) -> KeysValues:
+        """Returns the keys and values of `x`; `positions` rotate the keys."""
         if not self.kind.projections:
             heads = self._split_heads(x)
             return KeysValues(heads, heads)
@@ -117,42 +110,76 @@ class MultiHeadAttention(nn.Module):
         key = self._rotated(key, positions)
         return KeysValues(self.constrain(key, HEADS), self.constrain(value, HEADS))
 
+    @nn.compact  # for the parameters of kinds
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        memory: KeysValues,
-        mask: Mask,
-        key: Key | None = None,
-        *,
-        bias: Float[Array, "#B #N #T S"] | None = None,
-        positions: Positions | None = None,
+        context: Context,
+        rng: Key | None = None,
+        keys_values: KeysValues | None = None,
     ) -> tuple[Float[Array, "B T D"], Auxiliary]:
-        """Returns the output [B, T, D] and the auxiliary values of the kind of attention.
+        """Returns the output and the auxiliary values of the kind of attention.
 
-        `key` is the rng of attention dropout and of sampled choices; None: evaluation.
+        rng: of attention dropout and of sampled choices; None: evaluation. keys_values: what `x`
+        attends to; None: itself.
         """
-        query = self._query(x, positions)
+        if keys_values is None:
+            keys_values = self.project(x, context.positions)
+        query = self._query(x, context.positions)
         rate = self.config.attention_dropout
-        drop = None if key is None or rate == 0 else partial(dropout, rate=rate, key=key)
+        drop = None if rng is None or rate == 0 else partial(dropout, rate=rate, key=rng)
         inputs = AttentionInputs(
             query=query,
-            key=memory.key,
-            value=memory.value,
-            mask=mask,
-            bias=bias,
+            key=keys_values.key,
+            value=keys_values.value,
+            mask=context.mask,
+            bias=context.bias,
             config=self.attention,
             max_length=self.config.max_length,
-            rng=None if key is None else jax.random.fold_in(key, 1),
-            attend=partial(attend, bias=bias, kernel=self.kernel, dropout=drop),
+            rng=None if rng is None else jax.random.fold_in(rng, 1),
+            attend=partial(attend, bias=context.bias, kernel=self.kernel, dropout=drop),
             needs_weights=has_weights(self.kernel),
             last_layer=self.attention.layer in (None, self.config.depth_of(self.role) - 1),
+            param=self.param,
         )
-        output = self._checked(self.weighing(inputs), query)
+        output = self._checked(self.kind.compute(inputs), query)
         joined = self.constrain(output.context, HEADS).swapaxes(1, 2)
-        attended = self.out(joined) if self.kind.projections else joined.reshape(x.shape)
-        return attended, self._named(output)
+        y = self.out(joined) if self.kind.projections else joined.reshape(x.shape)
+        name = self.name or self.role
+        weights = {} if output.weights is None else {name: output.weights}
+        auxiliary = Auxiliary(dict(output.losses), dict(output.metrics), {}).within(name)
+        return y, auxiliary._replace(weights=weights)
 
-    def _query(self, x: Float[Array, "B T D"], positions: Positions | None) -> Array:
+    def init_state(self, sentences: Size, beams: int, length: Size) -> LayerState:
+        """Returns an empty cache of `length` positions."""
+        config = self.config
+        shared = config.kv_heads if self.kind.projections else None
+        sizes = sentences, shared or config.heads, length, beams, config.head_size
+        value = jnp.zeros(sizes, jnp.dtype(config.dtype))
+        return LayerState(KVCache(jnp.moveaxis(value, 4, 2), value), ())
+
+    def step(
+        self, x: Float[Array, "B K D"], state: LayerState, context: Context
+    ) -> tuple[Float[Array, "B K D"], LayerState, Auxiliary]:
+        """Returns the output for K hypotheses, the state with their keys and values, and the
+        auxiliary values."""
+        assert context.position is not None
+        cache = state.cache.write(self.project(x, context.positions), context.position)
+        y, auxiliary = self(x, context, None, cache.read())
+        return y, LayerState(cache, ()), auxiliary
+
+    @staticmethod
+    def grow(state: LayerState, length: int) -> LayerState:
+        """Returns the state, padded to `length` positions."""
+        key, value = state.cache
+        more = length - value.shape[2]
+        key = jnp.pad(key, [(0, more if axis == 3 else 0) for axis in range(5)])
+        value = jnp.pad(value, [(0, more if axis == 2 else 0) for axis in range(5)])
+        return LayerState(KVCache(key, value), ())
+
+    def _query(
+        self, x: Float[Array, "B T D"], positions: Int[Array, "#B T"] | None
+    ) -> Float[Array, "B N T H"]:
         if not self.kind.projections:
             return self._split_heads(x)
         query = self._rotated(self.query(x).swapaxes(1, 2), positions)
@@ -162,23 +189,15 @@ class MultiHeadAttention(nn.Module):
         """Returns `output`. UserError: a user's kind has returned something else."""
         context = getattr(output, "context", output)
         if not isinstance(output, AttentionOutput) or context.shape != query.shape:
-            found = f"{type(output).__name__} of {getattr(context, 'shape', 'no shape')}"
+            returned = f"{type(output).__name__} of {getattr(context, 'shape', 'no shape')}"
             raise UserError(
                 f"model.{self.role}.kind={self.attention.kind!r}: must return an AttentionOutput "
-                f"with a context of {query.shape}, not {found}"
+                f"with a context of {query.shape}, not {returned}"
             )
         return output
 
-    def _named(self, output: AttentionOutput) -> Auxiliary:
-        """Returns the kind's auxiliary values under the name of this sub-layer."""
-        name = self.name or self.role
-        weights = {} if output.weights is None else {name: output.weights}
-        losses = {f"{name}/{key}": loss for key, loss in output.losses.items()}
-        metrics = {f"{name}/{key}": metric for key, metric in output.metrics.items()}
-        return Auxiliary(losses, metrics, weights)
-
     def _rotated(
-        self, x: Float[Array, "B N T H"], positions: Positions | None
+        self, x: Float[Array, "B N T H"], positions: Int[Array, "#B T"] | None
     ) -> Float[Array, "B N T H"]:
         if positions is None or self.config.positions != "rotary":
             return x

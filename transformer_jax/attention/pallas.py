@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.attention.kernel_entry import KernelEntry
 from transformer_jax.attention.masks import Mask
 from transformer_jax.errors import UserError
 from transformer_jax.types import Size
@@ -49,6 +48,3 @@ def _segments(segments: Int[Array, "#B L"] | None, batch: Size, length: Size) ->
     if segments is None:
         return jnp.ones((batch, length), jnp.int32)
     return jnp.broadcast_to(jnp.where(segments > 0, segments, -1), (batch, length))
-
-
-PALLAS = KernelEntry("pallas", pallas, features=frozenset(), platforms=("tpu",))

@@ -1,4 +1,4 @@
-"""Positions in self-attention: rotary queries and keys, and biases added to the scores."""
+"""Position encodings: sinusoids, rotary queries and keys, and biases added to the scores."""
 
 from __future__ import annotations
 
@@ -9,10 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from transformer_jax.config import ModelConfig
 
-def frequencies(width: int) -> np.ndarray:
-    """Returns 10000^(-2i/width) for each pair i of `width` columns (section 3.5)."""
-    return 10000.0 ** -(np.arange(0, width, 2) / width)
+
+def sinusoids(length: int, d_model: int, layout: str = "interleaved") -> np.ndarray:
+    """Returns the table of positions [length, d_model], float32 (section 3.5).
+
+    PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos(...). With the layout "halves", the
+    sines are in the first half of the columns and the cosines in the second.
+    """
+    angle = np.arange(length)[:, None] * 10000.0 ** -(np.arange(0, d_model, 2) / d_model)
+    waves = np.stack([np.sin(angle), np.cos(angle)], axis=-1 if layout == "interleaved" else 1)
+    return waves.reshape(length, d_model).astype(np.float32)
+
+
+def position_table(config: ModelConfig) -> Float[np.ndarray, "T D"]:
+    """Returns the sinusoids of a model for all positions, as the model and its exports use them."""
+    return sinusoids(config.max_length, config.d_model, config.position_layout)
 
 
 def rotate(x: Float[Array, "B N T H"], positions: Int[Array, "#B T"]) -> Float[Array, "B N T H"]:
@@ -21,7 +34,7 @@ def rotate(x: Float[Array, "B N T H"], positions: Int[Array, "#B T"]) -> Float[A
     The product of a query and a key then depends on their positions only through the distance
     between them. (Su et al. 2021, RoFormer, section 3.2.2)
     """
-    rate = frequencies(x.shape[-1])
+    rate = 10000.0 ** -(np.arange(0, x.shape[-1], 2) / x.shape[-1])
     position = positions[:, None, :, None].astype(jnp.float32)
     angle = position * jnp.asarray(rate, jnp.float32)[None, None, None, :]
     cos, sin = jnp.cos(angle), jnp.sin(angle)
@@ -45,7 +58,7 @@ def alibi_slopes(heads: int) -> np.ndarray:
 def alibi(
     query_positions: Int[Array, "#B T"], key_positions: Int[Array, "#B S"], heads: int
 ) -> Float[Array, "#B N T S"]:
-    """Returns the bias -slope · |distance|, which favours near keys (Press et al. 2022)."""
+    """Returns the bias -slope · |distance|, which favors near keys (Press et al. 2022)."""
     distance = jnp.abs(key_positions[:, None, :] - query_positions[:, :, None])
     slopes = jnp.asarray(alibi_slopes(heads))[None, :, None, None]
     return -slopes * distance[:, None].astype(jnp.float32)

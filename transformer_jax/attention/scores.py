@@ -3,17 +3,16 @@
 In formulas, q and k are one query and one key, and capitals and v are learned. Parameters are cast
 to the type of the query; the scores are in float32.
 
-To add a score function for layers: write its `prepare` function and list it in `SCORES`.
+To add a score function for layers, write its `prepare` function and list it in `SCORES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
-from jax.tree_util import Partial
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import OR_YOUR_OWN, did_you_mean
@@ -90,65 +89,56 @@ def _location_keys(
     return jnp.broadcast_to(columns, (*query.shape[:-2], *columns.shape[-2:]))
 
 
-class Prepared(NamedTuple):
-    """Queries and keys after the learned parameters, and the function that computes their scores.
-
-    The function can be applied to any part of the queries and keys.
-    """
-
-    query: Float[Array, "*B T H"]
-    keys: Float[Array, "*B S H"]
-    compare: Partial
-
-
 @dataclass(frozen=True)
-class ScoreEntry:
-    """A score function as layers use it.
+class Score:
+    """A score function as layers use it: `compare` of the queries and keys that `prepare` returns.
 
-    `prepare` is called with queries [B, N, T, H], keys [B, N, S, H], the keys' positions [#B, S]
-    and the parameters by name. It applies the parameters once per query and once per key, not once
-    per pair.
+    prepare: called with queries [B, N, T, H], keys [B, N, S, H], the keys' positions [#B, S] and
+    the parameters `params` by name. It applies these once per query and once per key, not once per
+    pair. compare: called with the two arrays that `prepare` returns, or with any part of them, and
+    with the parameters `compare_params` by name. Parameters are declared with their dimensions in
+    each head: H head size, P positions.
     """
 
-    prepare: Callable[..., Prepared]
+    prepare: Callable[..., tuple[Array, Array]]
+    compare: Callable[..., Array] = scaled_dot
     params: Mapping[str, str] = field(default_factory=dict)
-    """Learned parameters by name, with their dimensions in each head: H head size, P positions."""
-    product: bool = False
-    """Whether the score is the scaled dot product of the prepared query and the key itself, which
-    every kernel of `attend` computes."""
+    compare_params: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def product(self) -> bool:
+        """Whether the score is a scaled dot product, which every kernel of `attend` computes."""
+        return self.compare is scaled_dot
 
 
-def _prepare_scaled_dot(query: Array, keys: Array, _: Any) -> Prepared:
-    return Prepared(query, keys, Partial(scaled_dot))
+def _prepare_dot(query: Array, keys: Array, _: Any) -> tuple[Array, Array]:
+    return query * query.shape[-1] ** 0.5, keys  # `scaled_dot` divides by the same number
 
 
-def _prepare_dot(query: Array, keys: Array, _: Any) -> Prepared:
-    return Prepared(query * query.shape[-1] ** 0.5, keys, Partial(scaled_dot))
-
-
-def _prepare_general(query: Array, keys: Array, _: Any, w: Array) -> Prepared:
+def _prepare_general(query: Array, keys: Array, _: Any, w: Array) -> tuple[Array, Array]:
     return _prepare_dot(_project(query, w), keys, _)
 
 
-def _prepare_additive(query: Array, keys: Array, _: Any, w: Array, u: Array, v: Array) -> Prepared:
-    return Prepared(_project(query, w), _project(keys, u), Partial(added, v=v))
+def _prepare_additive(query: Array, keys: Array, _: Any, w: Array, u: Array) -> tuple[Array, Array]:
+    return _project(query, w), _project(keys, u)
 
 
-def _prepare_location(query: Array, _: Any, key_positions: Array, positions: Array) -> Prepared:
-    keys = _location_keys(query, key_positions[:, None], positions)
-    return Prepared(query, keys, Partial(dot))
+def _prepare_location(
+    query: Array, _: Any, key_positions: Array, positions: Array
+) -> tuple[Array, Array]:
+    return query, _location_keys(query, key_positions[:, None], positions)
 
 
-SCORES: dict[str, ScoreEntry] = {
-    "scaled_dot": ScoreEntry(_prepare_scaled_dot, product=True),
-    "dot": ScoreEntry(_prepare_dot, product=True),
-    "general": ScoreEntry(_prepare_general, {"w": "H H"}, product=True),
-    "additive": ScoreEntry(_prepare_additive, {"w": "H H", "u": "H H", "v": "H"}),
-    "location": ScoreEntry(_prepare_location, {"positions": "H P"}),
+SCORES: dict[str, Score] = {
+    "scaled_dot": Score(lambda query, keys, _: (query, keys)),
+    "dot": Score(_prepare_dot),
+    "general": Score(_prepare_general, params={"w": "H H"}),
+    "additive": Score(_prepare_additive, added, {"w": "H H", "u": "H H"}, {"v": "H"}),
+    "location": Score(_prepare_location, dot, {"positions": "H P"}),
 }
 
 
-def find_score(field: str, name: str) -> ScoreEntry:
+def find_score(field: str, name: str) -> Score:
     """Returns the score function `name`. UserError: it is unknown; the message names `field`."""
     if name not in SCORES:
         hint = did_you_mean(name, SCORES) + OR_YOUR_OWN

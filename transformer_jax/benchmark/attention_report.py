@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,9 @@ MIN_LENGTH_OF_FIT = 256
 """Lengths from which exponents are fitted: below, calls cost more than arithmetic."""
 
 _GROUP = ("dtype", "batch", "mask")
-
-_COLUMNS = (
-    "  length direction kernel           ms  quartiles, ms   GFLOP/s  of products"
-    "        PyTorch/this           error  temporaries  compile"
-)
+"""What is equal below one heading of the table, and in one plot."""
+_CURVE = ("dtype", "mask", "direction", "batch", "kernel")
+"""What is equal in the records of one curve, which differ in their length only."""
 
 
 def table_lines(records: list[Record], previous: list[Record]) -> list[str]:
@@ -33,28 +32,21 @@ def table_lines(records: list[Record], previous: list[Record]) -> list[str]:
     lines = [_line(record) for record in records]
     group = [records[0][name] for name in _GROUP]
     if not previous or group != [previous[0][name] for name in _GROUP]:
-        return ["", "{}, batch {}, mask {}".format(*group), _COLUMNS, *lines]
+        heading = _START.format("length", "direction", "kernel")
+        heading += "".join(f" {title:>{width}}" for title, width, _ in _COLUMNS)
+        return ["", "{}, batch {}, mask {}".format(*group), heading, *lines]
     return lines
 
 
 def _line(record: Record) -> str:
-    start = f"{record['length']:>8} {record['direction']:<9} {_label(record):<14}"
+    """Returns the line of a record: its measurements, or why there are none."""
+    note = record.get("allocator", "auto" if record.get("auto") else "")
+    label = record["kernel"] + (f" ({note})" if note else "")
+    start = _START.format(record["length"], record["direction"], label)
     for reason in ("does_not_fit", "failed"):
         if reason in record:
             return f"{start}  {reason.replace('_', ' ')}: {record[reason]}"
-    low, high = (1e3 * s for s in record["spread_s"])
-    return (
-        f"{start}{1e3 * record['median_s']:>9.3f} {f'{low:.3f}-{high:.3f}':>15}"
-        f" {record['gflops']:>8,.0f} {record['share_of_products']:>11.0%}"
-        f" {_ratio(record):>19} {_error(record):>15}"
-        f" {_temporaries(record):>12} {_compile_time(record):>8}"
-    )
-
-
-def _label(record: Record) -> str:
-    if "allocator" in record:
-        return f"{record['kernel']} ({record['allocator']})"
-    return record["kernel"] + (" (auto)" if record.get("auto") else "")
+    return start + "".join(f" {cell(record):>{width}}" for _, width, cell in _COLUMNS)
 
 
 def _ratio(record: Record) -> str:
@@ -72,14 +64,22 @@ def _error(record: Record) -> str:
 
 
 def _temporaries(record: Record) -> str:
-    if "temporaries_bytes" not in record:  # PyTorch
-        return ""
     size = record["temporaries_bytes"]
     return "unknown" if size is None else f"{size / 2**20:,.1f} MiB"
 
 
-def _compile_time(record: Record) -> str:
-    return f"{record['compile_s']:.1f} s" if "compile_s" in record else ""
+_START = "{:>8} {:<9} {:<16}"
+_COLUMNS: tuple[tuple[str, int, Callable[[Record], str]], ...] = (
+    ("ms", 9, lambda r: f"{1e3 * r['median_s']:.3f}"),
+    ("quartiles, ms", 15, lambda r: "-".join(f"{1e3 * s:.3f}" for s in r["spread_s"])),
+    ("GFLOP/s", 8, lambda r: f"{r['gflops']:,.0f}"),
+    ("of products", 11, lambda r: f"{r['share_of_products']:.0%}"),
+    ("PyTorch/this", 19, _ratio),
+    ("error", 15, _error),
+    ("temporaries", 12, lambda r: _temporaries(r) if "compile_s" in r else ""),  # not of PyTorch
+    ("compile", 8, lambda r: f"{r['compile_s']:.1f} s" if "compile_s" in r else ""),
+)
+"""Title, width and text of each column after the first three."""
 
 
 def write(out: Path, command: str, settings: AttentionBenchmark, records: list[Record]) -> None:
@@ -104,8 +104,10 @@ def summary(records: list[Record]) -> dict[str, Any]:
     batch 1. exponents: of time and temporaries in length, by mask, direction, batch and kernel.
     """
     measured = [r for r in records if "median_s" in r]
+    torch = next((r for r in measured if "version" in r), None)
+    long = [r for r in measured if r["length"] >= MIN_LENGTH_OF_FIT]
     return {
-        "pytorch": _pytorch(measured),
+        "pytorch": torch and {name: torch[name] for name in ("version", "threads")},
         "ratio_to_torch": _by_case(measured, "full", "ratio_to_torch"),
         "ratio_to_torch_spread": _by_case(measured, "full", "ratio_to_torch_spread"),
         "ratio_to_torch_causal": _by_case(measured, "causal", "ratio_to_torch"),
@@ -114,14 +116,21 @@ def summary(records: list[Record]) -> dict[str, Any]:
         "max_error": _max_errors(measured, "float32"),
         "max_error_bfloat16": _max_errors(measured, "bfloat16"),
         "error_limits": ERROR_LIMITS,
-        "exponents": _exponents(measured),
+        "exponents": [
+            {name: curve[0][name] for name in _CURVE}
+            | {"time": exponent(curve, "median_s")}
+            | {"temporaries": exponent(curve, "temporaries_bytes")}
+            for curve in _grouped(long, _CURVE)
+        ],
     }
 
 
-def _pytorch(records: list[Record]) -> dict[str, Any] | None:
-    """Returns PyTorch's version and threads; None if it was not measured."""
-    found = ({name: r[name] for name in ("version", "threads")} for r in records if "version" in r)
-    return next(found, None)
+def _grouped(records: list[Record], names: tuple[str, ...]) -> list[list[Record]]:
+    """Returns the records in groups with equal values of these names."""
+    groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
+    for r in records:
+        groups[tuple(r[name] for name in names)].append(r)
+    return list(groups.values())
 
 
 def _by_case(records: list[Record], mask: str, value: str) -> dict[str, Any]:
@@ -144,34 +153,18 @@ def _memory_ratio(records: list[Record]) -> float | None:
 
 def _max_errors(records: list[Record], dtype: str) -> dict[str, float | None]:
     worst: dict[str, float | None] = {}
-    for r in (r for r in records if r["dtype"] == dtype):
-        known, error = worst.get(r["kernel"], 0.0), r["error"]
-        worst[r["kernel"]] = None if known is None or error is None else max(known, error)
+    for group in _grouped([r for r in records if r["dtype"] == dtype], ("kernel",)):
+        errors = [r["error"] for r in group]
+        worst[group[0]["kernel"]] = None if None in errors else max(errors)
     return worst
-
-
-def _exponents(records: list[Record]) -> list[dict[str, Any]]:
-    groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
-    names = ("dtype", "mask", "direction", "batch", "kernel")
-    for r in records:
-        if r["length"] >= MIN_LENGTH_OF_FIT:
-            groups[tuple(r[name] for name in names)].append(r)
-    return [
-        dict(zip(names, group, strict=True))
-        | {
-            "time": exponent(members, "median_s"),
-            "temporaries": exponent(members, "temporaries_bytes"),
-        }
-        for group, members in groups.items()
-    ]
 
 
 def exponent(records: list[Record], value: str) -> float | None:
     """Returns p of value ∝ length^p by least squares, or None below two lengths with a value."""
-    points = [(r["length"], r[value]) for r in records if r.get(value)]
-    if len({length for length, _ in points}) < 2:
+    long = [r for r in records if r["length"] >= MIN_LENGTH_OF_FIT and r.get(value)]
+    if len({r["length"] for r in long}) < 2:
         return None
-    lengths, values = np.log(np.array(points)).T
+    lengths, values = np.log([[r["length"], r[value]] for r in long]).T
     return float(np.polyfit(lengths, values, 1)[0])
 
 
@@ -181,30 +174,19 @@ def curves(records: list[Record]) -> dict[str, dict[str, list[tuple[int, float]]
     The kernel's name is followed by the fitted exponent.
     """
     first = {name: records[0][name] for name in _GROUP}
-    panels = {
-        "forward, ms": ("forward", "median_s", 1e3),
-        "forward and backward, ms": ("both", "median_s", 1e3),
-        "temporaries, forward and backward, MiB": ("both", "temporaries_bytes", 2**-20),
-    }
+    shown = [r for r in records if "median_s" in r and first.items() <= r.items()]
+
+    def panel(direction: str, value: str, scale: float) -> dict[str, list[tuple[int, float]]]:
+        lines: dict[str, list[tuple[int, float]]] = {}
+        with_value = [r for r in shown if r["direction"] == direction and r.get(value)]
+        for curve in _grouped(with_value, _CURVE):
+            power, name = exponent(curve, value), curve[0]["kernel"]
+            name += "" if power is None else f": T^{power:.1f}"
+            lines[name] = [(r["length"], scale * r[value]) for r in curve]
+        return lines
+
     return {
-        title: _panel(records, first | {"direction": direction}, value, scale)
-        for title, (direction, value, scale) in panels.items()
+        "forward, ms": panel("forward", "median_s", 1e3),
+        "forward and backward, ms": panel("both", "median_s", 1e3),
+        "temporaries, forward and backward, MiB": panel("both", "temporaries_bytes", 2**-20),
     }
-
-
-def _panel(
-    records: list[Record], case: dict[str, Any], value: str, scale: float
-) -> dict[str, list[tuple[int, float]]]:
-    lines: dict[str, list[Record]] = defaultdict(list)
-    for r in records:
-        if case.items() <= r.items() and r.get(value) and "median_s" in r:
-            lines[r["kernel"]].append(r)
-    return {
-        _with_exponent(kernel, line, value): [(r["length"], scale * r[value]) for r in line]
-        for kernel, line in lines.items()
-    }
-
-
-def _with_exponent(kernel: str, line: list[Record], value: str) -> str:
-    power = exponent([r for r in line if r["length"] >= MIN_LENGTH_OF_FIT], value)
-    return kernel if power is None else f"{kernel}: T^{power:.1f}"

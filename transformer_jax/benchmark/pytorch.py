@@ -1,108 +1,146 @@
-"""PyTorch's attention as a peer, in processes of its own, with each of two memory allocators."""
+"""PyTorch's attention as a peer, in processes of its own, where no other library's threads run.
+
+    python -m transformer_jax.benchmark.pytorch
+
+is such a process: it reads calls of `Attention` from standard input and writes their results to
+standard output. Imports no JAX.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import os
+import pickle
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
-from transformer_jax.allocator import ALLOCATOR
-from transformer_jax.benchmark import pytorch_worker
-from transformer_jax.benchmark.cases import Case
+from transformer_jax.allocator import ALLOCATOR, give_memory_back
+from transformer_jax.benchmark.timing import seconds_per_call
 
 ALLOCATORS = {"default": {}, "tuned": {"GLIBC_TUNABLES": ALLOCATOR}}
 """Environment of each worker: the C library's own settings, or those of `transformer-jax`."""
 
-
-class Worker:
-    """A process that runs PyTorch's attention. RuntimeError: it reports one, or has ended."""
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        inherited = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", pytorch_worker.__name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=inherited | environment,
-            start_new_session=True,  # Ctrl-C is for the parent alone, which then stops it
-        )
-        self.facts: dict[str, Any] = {}
-        """PyTorch's version and the number of its threads, once something is loaded."""
-
-    def load(self, case: Case, inputs: Sequence[jax.Array]) -> None:
-        """Loads the inputs of a case."""
-        self.facts = self.facts or self._reply()[0]
-        options = {
-            "device": "cuda" if jax.default_backend() == "gpu" else "cpu",
-            "dtype": case.dtype,
-            "causal": case.mask == "causal",
-            "backward": case.direction == "both",
-        }
-        arrays = [np.asarray(x.astype(np.float32)) for x in inputs]
-        self._request({"do": "load", "options": options}, arrays)
-
-    def seconds_per_call(self, count: int) -> float:
-        """Returns the mean seconds of `count` calls, timed in the worker."""
-        return self._request({"do": "time", "count": count})[0]["seconds"]
-
-    def run(self) -> list[np.ndarray]:
-        """Returns the results in float32."""
-        return self._request({"do": "run"})[1]
-
-    def unload(self) -> None:
-        """Frees the inputs."""
-        self._request({"do": "unload"})
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._process.terminate()
-        with contextlib.suppress(BrokenPipeError):
-            self._process.communicate()
-
-    def _request(
-        self, message: dict[str, Any], arrays: Sequence[np.ndarray] = ()
-    ) -> pytorch_worker.Message:
-        stream = self._process.stdin
-        assert stream is not None
-        with contextlib.suppress(BrokenPipeError):  # no reply follows
-            pytorch_worker.send(stream, message, arrays)
-        return self._reply()
-
-    def _reply(self) -> pytorch_worker.Message:
-        stream = self._process.stdout
-        assert stream is not None
-        reply = pytorch_worker.receive(stream)
-        if reply is None:
-            raise RuntimeError(f"PyTorch's process ended with status {self._process.wait()}")
-        if "error" in reply[0]:
-            raise RuntimeError(reply[0]["error"])
-        return reply
+Worker = Callable[..., Any]
+"""Calls a method of `Attention` in a process: (name, *arguments) -> result."""
 
 
 @contextlib.contextmanager
-def workers() -> Iterator[dict[str, Worker]]:
-    """Starts a worker for each allocator, by its name; none where PyTorch cannot be compared.
+def workers(platform: str) -> Iterator[dict[str, Worker]]:
+    """Starts a worker for each allocator, by its name, to compare with JAX on this platform.
 
-    On a GPU the host's allocator does not matter, and there is one worker.
+    None where PyTorch cannot be compared. On a GPU the host's allocator does not matter, and there
+    is one.
     """
+    names = list(ALLOCATORS) if sys.platform == "linux" and platform == "cpu" else ["default"]
+    if importlib.util.find_spec("torch") is None or platform == "tpu":
+        names = []
     with contextlib.ExitStack() as stack:
-        started: dict[str, Worker] = {}
-        for name in _allocators():
-            started[name] = Worker(ALLOCATORS[name])
-            stack.callback(started[name].close)
-        yield started
+        yield {name: stack.enter_context(worker(ALLOCATORS[name])) for name in names}
 
 
-def _allocators() -> list[str]:
-    """Returns the names of the allocators to compare on this platform."""
-    if importlib.util.find_spec("torch") is None or jax.default_backend() == "tpu":
-        return []
-    on_glibc = sys.platform == "linux" and jax.default_backend() == "cpu"
-    return list(ALLOCATORS) if on_glibc else ["default"]
+@contextlib.contextmanager
+def worker(environment: dict[str, str]) -> Iterator[Worker]:
+    """Starts a process that ends with the context. Its calls raise RuntimeError if they fail, or if
+    the process has ended."""
+    inherited = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "transformer_jax.benchmark.pytorch"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=inherited | environment,
+        start_new_session=True,  # Ctrl-C is for the parent alone, which then stops it
+    )
+    requests, replies = process.stdin, process.stdout
+    assert requests is not None and replies is not None
+
+    def ask(method: str, *arguments: Any) -> Any:
+        try:
+            pickle.dump((method, arguments), requests)
+            requests.flush()
+            reply = pickle.load(replies)
+        except (EOFError, OSError, pickle.UnpicklingError):
+            status = process.wait()
+            raise RuntimeError(f"PyTorch's process ended with status {status}") from None
+        if isinstance(reply, RuntimeError):
+            raise reply
+        return reply
+
+    try:
+        yield ask
+    finally:
+        process.terminate()
+        with contextlib.suppress(BrokenPipeError):
+            process.communicate()
+
+
+class Attention:
+    """Calls `scaled_dot_product_attention` on the inputs that it holds."""
+
+    def __init__(self) -> None:
+        self._call: Callable[[], list[Any]] = list
+
+    def load(
+        self, arrays: list[np.ndarray], platform: str, dtype: str, mask: str, direction: str
+    ) -> dict[str, Any]:
+        """Loads query, key, value and the output's gradient, which are in float32.
+
+        Returns PyTorch's version and the number of its threads.
+        """
+        torch: Any = importlib.import_module("torch")
+        device, backward = "cuda" if platform == "gpu" else "cpu", direction == "both"
+        inputs = [torch.from_numpy(x).to(device, getattr(torch, dtype)) for x in arrays]
+        gradient = inputs.pop()
+        options = {"is_causal": mask == "causal"}
+        options["enable_gqa"] = inputs[0].shape[1] != inputs[1].shape[1]
+
+        def call() -> list[Any]:
+            leaves = [x.detach().requires_grad_() for x in inputs] if backward else inputs
+            with torch.set_grad_enabled(backward):
+                results = [torch.nn.functional.scaled_dot_product_attention(*leaves, **options)]
+            if backward:
+                results[0].backward(gradient)
+                results += [x.grad for x in leaves]
+            if device == "cuda":
+                torch.cuda.synchronize()
+            return results
+
+        self._call = call
+        return {"version": str(torch.__version__), "threads": torch.get_num_threads()}
+
+    def time(self, count: int) -> float:
+        """Returns the mean seconds of `count` calls."""
+        return seconds_per_call(self._call, count)
+
+    def run(self) -> list[np.ndarray]:
+        """Returns the output and with the direction "both" the gradients, in float32."""
+        return [x.detach().float().cpu().numpy() for x in self._call()]
+
+    def unload(self) -> None:
+        """Frees the inputs."""
+        self._call = list
+        give_memory_back()
+
+
+def main() -> None:
+    """Answers calls until the stream ends, and sends what libraries print to standard error."""
+    attention = Attention()
+    with os.fdopen(os.dup(1), "wb") as replies, contextlib.suppress(EOFError):
+        os.dup2(2, 1)
+        while True:
+            method, arguments = pickle.load(sys.stdin.buffer)
+            try:
+                reply = getattr(attention, method)(*arguments)
+            except Exception as error:
+                reply = RuntimeError(str(error))
+            pickle.dump(reply, replies)
+            replies.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -27,19 +27,27 @@ def write(name: str, command: str, values: dict[str, Any], folder: Path = FOLDER
 
     `command` is the one that makes the file again.
     """
-    found = {"command": command, "versions": run.versions()} | origin()
-    header = {key: found[key] for key in HEADER}
+    header = {"command": command, "versions": run.versions()} | origin()
+    contents = {key: header[key] for key in HEADER} | values
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     with write_whole(path) as file:
-        file.write(json.dumps(header | values, indent=1, ensure_ascii=False) + "\n")
+        file.write(json.dumps(contents, indent=1, ensure_ascii=False) + "\n")
     return path
 
 
 def origin() -> dict[str, Any]:
-    """Returns with what code, where and when a part of a result file is measured."""
-    commit, dirty = _code_version()
-    return {"commit": commit, "dirty": dirty, "machine": machine(), "date": _today()}
+    """Returns with what code, where and when a part of a result file is measured.
+
+    commit is "" outside a repository. dirty: tracked files have changed since the commit.
+    """
+    unchecked = ("--", ".", ":!results", ":!*.md")
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "dirty": _git("status", "--porcelain", "--untracked-files=no", *unchecked) != "",
+        "machine": machine(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
 
 
 def read(name: str) -> dict[str, Any]:
@@ -52,35 +60,17 @@ def machine() -> dict[str, Any]:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    on_linux = hasattr(os, "sched_getaffinity")
     return {
         "system": platform.system(),
         "processor": models[0] if models else platform.processor(),
-        "cores": _cores(),
+        "cores": len(os.sched_getaffinity(0)) if on_linux else os.cpu_count(),
         "accelerators": [d.device_kind for d in jax.devices() if d.platform != "cpu"],
         "allocator": os.environ.get("GLIBC_TUNABLES", "default"),
     }
-
-
-def _cores() -> int | None:
-    """Returns the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
-
-
-def _code_version() -> tuple[str, bool]:
-    """Returns the commit, and whether tracked files have changed since; "" outside a repository."""
-    changed = _git(
-        "status", "--porcelain", "--untracked-files=no", "--", ".", ":!results", ":!*.md"
-    )
-    return _git("rev-parse", "HEAD"), changed != ""
 
 
 def _git(*arguments: str) -> str:
     if shutil.which("git") is None:
         return ""
     return subprocess.run(["git", *arguments], capture_output=True, text=True).stdout.strip()
-
-
-def _today() -> str:
-    return datetime.datetime.now(datetime.UTC).date().isoformat()

@@ -6,9 +6,8 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 Name = TypeVar("Name")
 
@@ -21,8 +20,7 @@ MIN_SAMPLES = 2
 """Samples of each call, however long it takes."""
 
 
-@dataclass(frozen=True)
-class Samples:
+class Samples(NamedTuple):
     """One value for each turn."""
 
     values: tuple[float, ...]
@@ -57,17 +55,18 @@ def time_in_turns(
     has at most `max_samples`, and at least `MIN_SAMPLES`; between them, no more than fit in
     `max_seconds`.
     """
-    repeats, wanted = {}, {}
+    repeats: dict[Name, int] = {}
+    counts: dict[Name, int] = {}
     for name, run in timers.items():
         run(1)
         once = run(1)
         repeats[name] = max(1, round(SAMPLE_S / once))
         affordable = max_seconds / (once * repeats[name])
-        wanted[name] = int(min(max_samples, max(MIN_SAMPLES, affordable)))
+        counts[name] = int(min(max_samples, max(MIN_SAMPLES, affordable)))
     values: dict[Name, list[float]] = {name: [] for name in timers}
     for turn in range(max_samples):
         for name, run in timers.items():
-            if turn < wanted[name]:
+            if turn < counts[name]:
                 values[name].append(run(repeats[name]))
     return {name: Samples(tuple(each)) for name, each in values.items()}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import logging
 import re
 import typing
 from collections.abc import Sequence
@@ -18,11 +17,8 @@ from typing import Any, NamedTuple
 
 import tyro
 
-from transformer_jax.cli.commands import RENAMED
 from transformer_jax.config import Config, did_you_mean, load_config_file
 from transformer_jax.errors import UserError
-
-logger = logging.getLogger(__name__)
 
 
 class ConfigArguments(NamedTuple):
@@ -67,17 +63,6 @@ def split_config(arguments: Sequence[str]) -> tuple[ConfigArguments, list[str]]:
     return ConfigArguments(paths[0] if paths else None, overrides), others
 
 
-def rename_options(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments with today's names of options. Warns of each old name."""
-    renamed = []
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if name in RENAMED:
-            logger.warning("%s is now called %s", name, RENAMED[name])
-        renamed.append(RENAMED.get(name, name) + equals + value)
-    return renamed
-
-
 @dataclass(frozen=True)
 class Fields:
     """The fields of a config as options."""
@@ -88,11 +73,10 @@ class Fields:
 def parse(kind: type[Any], arguments: Sequence[str], program: str, default: Any = None) -> Any:
     """Returns the arguments as a `kind`. UserError in place of tyro's boxed message and exit."""
     errors = io.StringIO()
-    more = {} if default is None else {"default": default}
+    flags = tyro.conf.FlagConversionOff if kind is Fields else tyro.conf.FlagCreatePairsOff
     try:
         with contextlib.redirect_stderr(errors):
-            flags = tyro.conf.FlagConversionOff if kind is Fields else tyro.conf.FlagCreatePairsOff
-            return tyro.cli(kind, args=arguments, prog=program, config=(flags,), **more)
+            return tyro.cli(kind, args=arguments, prog=program, config=(flags,), default=default)
     except SystemExit as stop:
         if not stop.code:
             raise

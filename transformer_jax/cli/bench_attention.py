@@ -7,7 +7,7 @@ import sys
 from transformer_jax.benchmark import attention_report
 from transformer_jax.benchmark.attention import measure
 from transformer_jax.cli.commands import BenchAttention
-from transformer_jax.cli.common import require_matplotlib
+from transformer_jax.cli.pictures import require_matplotlib
 from transformer_jax.files import local_path
 from transformer_jax.user_code import is_function_name, search_current_folder
 

@@ -1,7 +1,8 @@
 """The commands and their options. Docstrings are the help that users read.
 
-To add a command, add its options here and to `COMMANDS`, and write a module in this package with
-the command's name and a function `run(options)`.
+To add a command, write its options here, with a method `execute` that calls a function of a module
+in this package, and add them to `COMMANDS`. The method imports the module, so that `--help` needs
+no JAX.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from transformer_jax.benchmark.settings import AttentionBenchmark, DType, MaskName
+from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.errors import UserError
 
 
@@ -26,12 +28,16 @@ class Options:
     """Options of every command."""
 
     takes_config: ClassVar[bool] = False
-    """Whether the command takes `--config`; its function is then `run(options, config)`."""
+    """Whether the command takes `--config` and `--config.FIELD`."""
     short: ClassVar[tuple[str, ...]] = ()
     """Fields of the search that can be set without `--config.decode`, but are not options."""
 
     debug: bool = False
     """Show the traceback of an error."""
+
+    def execute(self, config: ConfigArguments) -> None:
+        """Runs the command."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +86,11 @@ class Train(ProcessOptions, ModelOptions):
     tensorboard: bool = False
     """Write TensorBoard events into RUN/tensorboard."""
 
+    def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli.train import run
+
+        run(self, config)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions(ProcessOptions, ModelOptions):
@@ -123,6 +134,11 @@ class Translate(SearchOptions):
     json: bool = False
     """Write a JSON object for each line."""
 
+    def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli.translate import run
+
+        run(self, config)
+
 
 @dataclass(frozen=True, kw_only=True)
 class BackTranslate(SearchOptions):
@@ -137,6 +153,11 @@ class BackTranslate(SearchOptions):
     """Pairs that tell the direction."""
     output: Annotated[str, arg(metavar="FILE")]
     """Pairs to write: source, tab, target."""
+
+    def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli.back_translate import run
+
+        run(self, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +182,7 @@ class Evaluate(PairOptions):
     beam: Annotated[str | None, arg(metavar="N,...")] = None
     """Beam sizes; others: --config.decode."""
     alpha: Annotated[str | None, arg(metavar="X,...")] = None
-    """Exponents of the length rule."""
+    """Exponents of the length penalty."""
     baseline: Annotated[str | None, arg(metavar="FILE")] = None
     """Translations to compare with."""
     show: int = 0
@@ -170,6 +191,11 @@ class Evaluate(PairOptions):
     """Number of worst and of best ones to show."""
     json: bool = False
     """Print the scores as JSON."""
+
+    def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli.evaluate import run
+
+        run(self, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +207,11 @@ class Score(PairOptions):
 
     json: bool = False
     """Write a JSON object for each pair, with its tokens."""
+
+    def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli.pairs import score
+
+        score(self, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +225,11 @@ class Align(PairOptions):
     """Layers or heads to average; default: all."""
     pieces: bool = False
     """Align the pieces of words."""
+
+    def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli.pairs import align
+
+        align(self, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +250,11 @@ class Attention(SearchOptions):
     layer: Annotated[str | None, arg(metavar="LAYER[.HEAD]")] = None
     """From 0; default: the last."""
 
+    def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli.pictures import attention
+
+        attention(self, config)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plot(Options):
@@ -230,6 +271,11 @@ class Plot(Options):
     def __post_init__(self) -> None:
         if not self.sources:
             raise UserError("plot: name a run, or a result file")
+
+    def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli.pictures import plot
+
+        plot(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +294,11 @@ class Average(Options):
     steps: Annotated[tuple[int, ...], several("STEP")] = ()
     """Steps of the checkpoints, instead of the newest."""
 
+    def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli.average import run
+
+        run(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Export(ModelOptions):
@@ -264,6 +315,11 @@ class Export(ModelOptions):
     """Folder to write, which must not exist."""
     step: Annotated[int | None, arg(metavar="N")] = None
     """Checkpoint; default: the best one."""
+
+    def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli.export import run
+
+        run(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,6 +339,11 @@ class Inspect(ModelOptions):
     """TPU slice to plan for, such as v5e:2x4 (needs the extra tpu)."""
     compile: bool = False
     """Compile the steps, for the exact memory and the time that this takes."""
+
+    def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli.inspect import run
+
+        run(self, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,6 +367,11 @@ class BenchAttention(AttentionBenchmark, Options):
     dump: Annotated[Path | None, arg(metavar="DIR")] = None
     """Write the optimized HLO of every program."""
 
+    def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli.bench_attention import run
+
+        run(self)
+
 
 COMMANDS: dict[str, type[Options]] = {
     "train": Train,
@@ -321,7 +387,4 @@ COMMANDS: dict[str, type[Options]] = {
     "inspect": Inspect,
     "bench attention": BenchAttention,
 }
-"""Options by command. The module of a command has its name, with "_" in place of " " and "-"."""
-
-RENAMED = {"--restart": "--new", "--key-heads": "--kv-heads"}
-"""Old names of options, which are still accepted with a warning."""
+"""Options by command."""

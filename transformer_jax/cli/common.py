@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
-import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,16 +14,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from transformer_jax.cli.arguments import ConfigArguments
-from transformer_jax.cli.commands import ModelOptions, PairOptions, ProcessOptions, SearchOptions
+from transformer_jax.cli.commands import ModelOptions, ProcessOptions, SearchOptions
 from transformer_jax.config import Config, MeshConfig, did_you_mean
-from transformer_jax.decoding.scoring import Attended
-from transformer_jax.decoding.translator import WINDOW, Translator
+from transformer_jax.decoding.scoring import HeadSelection
+from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.files import local_path, write_whole
 from transformer_jax.parallel.processes import broadcast, join, require_same_everywhere
 from transformer_jax.parallel.program_cache import cache_programs
 from transformer_jax.runs import run
-from transformer_jax.text.corpus import Corpus
 from transformer_jax.text.files import read_lines
 from transformer_jax.user_code import import_module, is_function_name, search_current_folder
 
@@ -63,20 +60,20 @@ def join_processes(options: ProcessOptions) -> None:
         raise UserError(f"--coordinator={address}: must be HOST:PORT or auto")
     if process is None:
         raise UserError(f"--coordinator={address}: needs --process=I/N, too")
-    found = re.fullmatch(r"(\d+)/(\d+)", process)
-    if not found or int(found[1]) >= int(found[2]):
+    numbers = re.fullmatch(r"(\d+)/(\d+)", process)
+    if not numbers or int(numbers[1]) >= int(numbers[2]):
         raise UserError(f"--process={process}: must be I/N with I from 0 to N - 1, such as 0/2")
-    join(address, int(found[2]), int(found[1]))
+    join(address, int(numbers[2]), int(numbers[1]))
 
 
 def make_mesh_config(axes: Sequence[str]) -> MeshConfig:
     """Returns the mesh of `--mesh AXIS=N ...`. UserError: an axis is unknown, or N no number."""
-    known = [field.name for field in dataclasses.fields(MeshConfig)]
+    names = [field.name for field in dataclasses.fields(MeshConfig)]
     sizes: dict[str, int] = {}
     for text in axes:
         axis, _, size = text.partition("=")
-        if axis not in known:
-            raise UserError(f"--mesh {text}: unknown axis{did_you_mean(axis, known)}")
+        if axis not in names:
+            raise UserError(f"--mesh {text}: unknown axis{did_you_mean(axis, names)}")
         if not re.fullmatch(r"-?\d+", size):
             raise UserError(f"--mesh {text}: must be AXIS=N, such as fsdp=4")
         sizes[axis] = int(size)
@@ -86,12 +83,12 @@ def make_mesh_config(axes: Sequence[str]) -> MeshConfig:
 def load_translator(
     options: SearchOptions,
     arguments: ConfigArguments,
-    attended: Attended | None = None,
+    heads: HeadSelection | None = None,
     **changes: Any,
 ) -> Translator:
     """Returns the translator of a run, with the search that the options change.
 
-    attended: as in `Translator`. changes: other fields of the search; None: as the run has it.
+    heads: as in `Translator`. changes: other fields of the search; None: as the run has it.
     First joins the other processes, if the options name a coordinator.
     """
     _require_search(arguments)
@@ -108,7 +105,7 @@ def load_translator(
     # All take the coordinator's choice, since training may save a better checkpoint meanwhile.
     step = broadcast(loaded.best_step() if options.step is None else options.step)
     loaded = dataclasses.replace(loaded, config=config)
-    return Translator.of_runs(loaded, *others, step=step, attended=attended)
+    return Translator.load(loaded, *others, step=step, heads=heads)
 
 
 def parse_layers(option: str, texts: Sequence[str]) -> list[tuple[int, int | None]]:
@@ -124,30 +121,10 @@ def parse_layer(option: str, text: str) -> tuple[int, int | None]:
 
     UserError: the text is something else.
     """
-    found = re.fullmatch(r"(\d+)(?:\.(\d+))?", text)
-    if found is None:
+    numbers = re.fullmatch(r"(\d+)(?:\.(\d+))?", text)
+    if numbers is None:
         raise UserError(f"{option} {text}: must be LAYER or LAYER.HEAD, counted from 0")
-    return int(found[1]), None if found[2] is None else int(found[2])
-
-
-def require_matplotlib(what: str) -> None:
-    """UserError: matplotlib is missing."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UserError(f"{what}: needs matplotlib; pip install 'transformer-jax[plot]'")
-
-
-def pair_windows(
-    options: PairOptions, config: Config
-) -> Iterator[tuple[int, tuple[str, ...], tuple[str, ...]]]:
-    """Yields the pairs of corpora in windows: the number of the first line, sources, targets."""
-    for name in options.data or config.data.dev:
-        corpus = Corpus(name, "validation", config.data.fields)
-        require_same_everywhere(config, {name: corpus.digest})
-        pairs, first = iter(corpus.pairs()), 1
-        while window := list(itertools.islice(pairs, WINDOW)):
-            sources, targets = zip(*window, strict=True)
-            yield first, sources, targets
-            first += len(window)
+    return int(numbers[1]), None if numbers[2] is None else int(numbers[2])
 
 
 @contextlib.contextmanager

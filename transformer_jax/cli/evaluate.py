@@ -14,9 +14,8 @@ from transformer_jax.cli.commands import Evaluate
 from transformer_jax.cli.common import load_translator
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.evaluation import compare, order_by_score, require_language
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, printable
 from transformer_jax.parallel.processes import is_coordinator
-from transformer_jax.printable import printable
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.text.files import read_lines
 from transformer_jax.training.validation import Evaluation, evaluate
@@ -39,28 +38,26 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
     if options.baseline is not None:
         baseline = _read_baseline(options.baseline, corpora, translator.config.data.fields)
     searches = _searches(translator.config.decode, beams, alphas)
-    for found in evaluate(translator, corpora, options.language, searches):
+    for result in evaluate(translator, corpora, options.language, searches):
         if not is_coordinator():
             continue
-        if found.report.left_out and found.search == searches[0]:
-            message = f"{found.corpus}: loss without over-long pairs: {found.report}"
+        is_first = result.search == searches[0]
+        if result.report.left_out and is_first:
+            message = f"{result.corpus}: loss without over-long pairs: {result.report}"
             print(printable(message), file=sys.stderr)
         difference = None
         if baseline is not None:
-            difference = compare(baseline, found.outputs, found.references)
-        title = f"{printable(found.corpus)}, step {', '.join(map(str, translator.steps))}"
+            difference = compare(baseline, result.outputs, result.references)
+        title = f"{printable(result.corpus)}, step {', '.join(map(str, translator.steps))}"
         if options.json:
-            record = {
-                "corpus": found.corpus,
-                "steps": translator.steps,
-                "search": dataclasses.asdict(found.search),
-            }
+            search = dataclasses.asdict(result.search)
+            record = {"corpus": result.corpus, "steps": translator.steps, "search": search}
             more = {} if difference is None else {"baseline": difference}
-            print(json.dumps(record | found.scores | more))
+            print(json.dumps(record | result.scores | more))
         elif len(searches) > 1:
-            _print_row(found, title if found.search == searches[0] else None)
+            _print_row(result, title if is_first else None)
         else:
-            _print(found, title, options.show, options.worst)
+            _print(result, title, options.show, options.worst)
         if difference is not None and not options.json:
             _print_difference(difference)
 
@@ -96,17 +93,16 @@ def _searches(
     return [dataclasses.replace(decode, beam=beam, alpha=alpha) for beam, alpha in pairs]
 
 
-def _print(found: Evaluation, title: str, show: int, worst: int) -> None:
-    triples = list(zip(found.sources, found.outputs, found.references, strict=True))
+def _print(result: Evaluation, title: str, show: int, worst: int) -> None:
+    triples = list(zip(result.sources, result.outputs, result.references, strict=True))
     _print_lines("", triples[:show])
     if worst:
-        order = order_by_score(found.outputs, found.references)
+        order = order_by_score(result.outputs, result.references)
         _print_lines("worst ", [triples[i] for i in order[:worst]])
         _print_lines("best ", [triples[i] for i in order[: -worst - 1 : -1]])
-    scores: dict[str, Any] = dict(found.scores)
+    scores: dict[str, Any] = dict(result.scores)
     signatures = scores.pop("signatures")
-    values = "  ".join(f"{name} {value:.4g}" for name, value in scores.items())
-    print(f"{title}: {values}")
+    print(f"{title}: {'  '.join(f'{name} {value:.4g}' for name, value in scores.items())}")
     for name, signature in signatures.items():
         print(f"    {name}: {signature}")
 
@@ -118,15 +114,15 @@ def _print_lines(title: str, triples: Sequence[tuple[str, str, str]]) -> None:
         print(f"{title}reference  {printable(reference)}\n")
 
 
-def _print_row(found: Evaluation, title: str | None) -> None:
+def _print_row(result: Evaluation, title: str | None) -> None:
     """Prints a row of the table of several searches; the first one after the table's title."""
     if title:
         print(title)
-        for signature in found.scores["signatures"].values():
+        for signature in result.scores["signatures"].values():
             print(f"    {signature}")
         print("  ".join(f"{name:>15}" for name in ("beam", "alpha", *COLUMNS)))
-    values = [f"{found.search.beam}", f"{found.search.alpha:g}"]
-    values += [f"{found.scores[name]:.4g}" for name in COLUMNS]
+    values = [f"{result.search.beam}", f"{result.search.alpha:g}"]
+    values += [f"{result.scores[name]:.4g}" for name in COLUMNS]
     print("  ".join(f"{value:>15}" for value in values))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from transformer_jax.cli.commands import Export
@@ -15,8 +17,6 @@ from transformer_jax.interop import ctranslate2, stablehlo
 from transformer_jax.models.make import abstract_params
 from transformer_jax.models.quantization import quantize
 from transformer_jax.runs import run as runs
-from transformer_jax.runs.run import Run
-from transformer_jax.types import Params
 
 
 def run(options: Export) -> None:
@@ -32,30 +32,24 @@ def run(options: Export) -> None:
     step = loaded.best_step() if options.step is None else options.step
     params = loaded.params(step, abstract_params(model, *sizes))
     if options.format == "int8":
-        _export_int8(loaded, params, step, folder)
+        config = replace(loaded.config, model=replace(model, weights="int8"))
+        provenance = {"int8_of": {"run": loaded.folder.name, "step": step}}
+        runs.derive(replace(loaded, config=config), quantize(params), step, folder, provenance)
     else:
-        _export(options.format, loaded, params, folder)
+        with _whole(folder) as unfinished:
+            if options.format == "ctranslate2":
+                ctranslate2.export(model, tokenizers, params, unfinished)
+            else:
+                stablehlo.export(model, loaded.config.decode, sizes, params, unfinished)
     print(f"{folder}: {options.format} of {loaded.folder}")
 
 
-def _export_int8(loaded: Run, params: Params, step: int, folder: Path) -> None:
-    """Writes a run."""
-    model = dataclasses.replace(loaded.config.model, weights="int8")
-    config = dataclasses.replace(loaded.config, model=model)
-    provenance = {"int8_of": {"run": loaded.folder.name, "step": step}}
-    made = dataclasses.replace(loaded, config=config)
-    runs.derive(made, quantize(params), step, folder, provenance)
-
-
-def _export(name: str, loaded: Run, params: Params, folder: Path) -> None:
-    model, tokenizers = loaded.config.model, loaded.tokenizers
+@contextmanager
+def _whole(folder: Path) -> Iterator[Path]:
+    """Yields the path of a folder to make, which is renamed to `folder` if there is no error."""
     unfinished = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}")
     try:
-        if name == "ctranslate2":
-            ctranslate2.export(model, tokenizers, params, unfinished)
-        else:
-            sizes = tokenizers.source.size, tokenizers.target.size
-            stablehlo.export(model, loaded.config.decode, sizes, params, unfinished)
+        yield unfinished
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

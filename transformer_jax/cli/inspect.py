@@ -15,11 +15,10 @@ from transformer_jax.cli.common import load_user_code
 from transformer_jax.config import Config, to_json
 from transformer_jax.data.buckets import Shape
 from transformer_jax.data.loader import Loader
-from transformer_jax.data.order import LATEST, describe_mixture
-from transformer_jax.errors import UserError
+from transformer_jax.data.order import describe_mixture
+from transformer_jax.errors import UserError, printable
 from transformer_jax.models.make import count_parameters
 from transformer_jax.parallel.mesh import topology_devices
-from transformer_jax.printable import printable
 from transformer_jax.runs import checkpoint
 from transformer_jax.runs import run as runs
 from transformer_jax.text.tokenizer import Tokenizers
@@ -52,7 +51,7 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
         print(f"checkpoints {', '.join(map(str, steps)) or 'none'}")
         _print_sizes(config, trained.tokenizers)
     data = load_data(config, None if trained is None else trained.tokenizers)
-    loader = Loader(data.examples, config, order=LATEST if trained is None else trained.order)
+    loader = Loader(data.examples, config)
     if trained is None:
         _print_config(config)
         _print_sizes(config, data.tokenizers)
@@ -115,13 +114,13 @@ def _print_plan(planner: Planner, shapes: Sequence[Shape], compiles: bool) -> No
 
 def _print_remedies(planner: Planner, shapes: Sequence[Shape], limit: int, compiles: bool) -> None:
     """Prints the three cheapest changes of the config with which the step fits."""
-    found = list(itertools.islice(remedies(planner, shapes, limit, compiles), 3))
-    for remedy in found:
+    cheapest = list(itertools.islice(remedies(planner, shapes, limit, compiles), 3))
+    for remedy in cheapest:
         print(
             f"            {remedy.option}: {_mib(remedy.memory)} MiB, "
             f"{remedy.operations:.2f} times the operations"
         )
-    if not found:
+    if not cheapest:
         print("            no single change of accumulation, fsdp, remat or rows makes it fit")
 
 

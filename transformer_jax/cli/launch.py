@@ -24,7 +24,7 @@ GRACE = 5
 
 
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-"""Statuses of processes that a signal has stopped, which have said so."""
+"""Statuses of processes that a signal has stopped, which have reported it."""
 
 
 def launch(arguments: Sequence[str], options: ProcessOptions) -> None:
@@ -48,8 +48,8 @@ def launch(arguments: Sequence[str], options: ProcessOptions) -> None:
     with ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
         processes: list[subprocess.Popen[bytes]] = []
-        life, own = os.pipe()  # this process alone holds the end `own`, until it dies
-        stack.callback(os.close, own)
+        life, alive = os.pipe()  # this process alone holds the end `alive`, until it dies
+        stack.callback(os.close, alive)
         stack.callback(os.close, life)
         passed_on = _pass_on_signals(processes)
         try:

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from itertools import takewhile
 from typing import NoReturn
 
 from transformer_jax.allocator import restart_with_allocator
-from transformer_jax.cli.arguments import Fields, one_line, parse, rename_options, split_config
-from transformer_jax.cli.commands import COMMANDS, ProcessOptions
+from transformer_jax.cli.arguments import Fields, one_line, parse, split_config
+from transformer_jax.cli.commands import COMMANDS, Options, ProcessOptions
 from transformer_jax.config import Config, did_you_mean
-from transformer_jax.errors import UserError
-from transformer_jax.printable import printable
+from transformer_jax.errors import UserError, printable
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -38,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         _dispatch(arguments)
     except BrokenPipeError:
-        # Who reads the output has ended, which is no error. Python would report it at its end.
+        # The reader of the output has ended, which is no error. Python would report it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         _exit(128 + signal.SIGPIPE)
     except (UserError, OSError) as error:
@@ -52,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _exit(status: int) -> NoReturn:
     if "jax" in sys.modules:  # which joins processes
-        import_module("transformer_jax.parallel.processes").leave(status)
+        from transformer_jax.parallel.processes import leave
+
+        leave(status)
     sys.exit(status)
 
 
@@ -72,19 +71,16 @@ def _dispatch(arguments: Sequence[str]) -> None:
     config, rest = split_config([_expanded(argument, kind.short) for argument in rest])
     if "--help-config" in rest:
         parse(Fields, ["--help"], program, Fields(Config()))
-    options = parse(kind, rename_options(rest), program)
-    if isinstance(options, ProcessOptions) and options.processes is not None:
-        import_module("transformer_jax.cli.launch").launch(arguments, options)
-        return
-    # Imported only now, so that --help does not wait for JAX.
-    command = import_module(f"transformer_jax.cli.{re.sub('[ -]', '_', name)}")
-    if kind.takes_config:
-        command.run(options, config)
-    elif config.path or config.overrides:
+    options: Options = parse(kind, rest, program)
+    if not kind.takes_config and (config.path or config.overrides):
         why = "takes the config from the run" if hasattr(options, "run") else "has no config"
         raise UserError(f"--config: {name} {why}")
+    if isinstance(options, ProcessOptions) and options.processes is not None:
+        from transformer_jax.cli.launch import launch
+
+        launch(arguments, options)
     else:
-        command.run(options)
+        options.execute(config)
 
 
 def _expanded(argument: str, short: Sequence[str]) -> str:

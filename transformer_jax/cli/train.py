@@ -21,11 +21,8 @@ from transformer_jax.user_code import is_function_name
 def run(options: Train, arguments: ConfigArguments) -> None:
     """Trains with a live display."""
     join_processes(options)
-    loaded, stored = _load_card(options, arguments), None
-    if arguments.path is None:
-        origin, stored = _stored_config(options.run, loaded)
-        _require_no_code(origin, stored, arguments)
-    config = arguments.resolve(stored)
+    loaded = _load_card(options, arguments)
+    config = _config(options, arguments, loaded)
     set_up(options, config)
     with ExitStack() as stack:
         reporters: list[Reporter] = [stack.enter_context(Terminal())]
@@ -57,26 +54,27 @@ def _load_card(options: Train, arguments: ConfigArguments) -> Card | None:
     return loaded
 
 
-def _stored_config(folder: str, loaded: Card | None) -> tuple[str, Config]:
-    """Returns the config of the card, or of the run to continue, and which of them it is of.
+def _config(options: Train, arguments: ConfigArguments, loaded: Card | None) -> Config:
+    """Returns the config of the file, or else of the card or of the run to continue.
 
-    UserError: there is neither.
+    UserError: there is none, or a kernel of the user's own is stored in it. Such a name is loaded
+    from the command line only, and never silently replaced by another kernel.
     """
+    if arguments.path is not None:
+        return arguments.resolve()
     if loaded is not None:
-        return f"card {loaded.name}", loaded.config
-    if not runs.exists(folder):
+        origin, stored = f"card {loaded.name}", loaded.config
+    elif runs.exists(options.run):
+        origin, stored = f"run {options.run}", runs.load_config(options.run)
+    else:
         raise UserError(
-            f"--config: name a config file, such as configs/quickstart.py ({folder} holds no run)"
+            "--config: name a config file, such as configs/quickstart.py "
+            f"({options.run} holds no run)"
         )
-    return f"run {folder}", runs.load_config(folder)
-
-
-def _require_no_code(origin: str, config: Config, arguments: ConfigArguments) -> None:
-    """UserError: the config was stored with a kernel of the user's own. Such a name is loaded from
-    the command line only, and never silently replaced by another kernel."""
-    kernel = config.execution.kernel
+    kernel = stored.execution.kernel
     if is_function_name(kernel) and not arguments.sets("execution.kernel"):
         raise UserError(
             f"{origin}: execution.kernel={kernel!r}: is not loaded from a file; give "
             f"--config.execution.kernel={kernel} or --config.execution.kernel=auto"
         )
+    return arguments.resolve(stored)

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from transformer_jax.cache_folder import cache_folder
 from transformer_jax.config import DataConfig
 from transformer_jax.errors import UserError
-from transformer_jax.files import local_path
+from transformer_jax.files import cache_folder, local_path
 
 
 def cache_of(config: DataConfig) -> Path:

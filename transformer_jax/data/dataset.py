@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Int32
+from jaxtyping import Bool, Int, Int32
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data import entry as entries
@@ -21,12 +19,13 @@ from transformer_jax.data.cache import cache_of
 from transformer_jax.data.lengths import Lengths
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.errors import UserError
+from transformer_jax.files import json_digest
 from transformer_jax.special_ids import EOS
 from transformer_jax.text.corpus import Corpus, Pair
 from transformer_jax.text.tokenizer import Tokenizers
 
 _CHUNK = 65_536  # pairs tokenized at a time
-_FORMAT = 3  # of a cache entry
+_FORMAT = 4  # of a cache entry
 _PATIENCE = 600.0  # seconds
 
 
@@ -139,89 +138,57 @@ def tokenize(
     UserError: bad input, no pair left, or no space for the cache; nothing is written then.
     """
     max_ratio = config.max_ratio if filters else None
-    path = cache_of(config) / _entry_name(corpora, tokenizers, max_length, max_ratio)
-    found = entries.read(path)
-    if found is None and process_index:
-        found = _wait(path)
-    if found is None:
-        texts = [corpus.pairs() for corpus in corpora] if pairs is None else [pairs]
-        encode = partial(
-            _encode,
-            tokenizers=tokenizers,
-            threads=config.workers,
-            max_length=max_length,
-            max_ratio=max_ratio,
-        )
-        chunks = [map(encode, _chunks(text)) for text in texts]
-        name = ", ".join(corpus.name for corpus in corpora)
-        entries.write(path, partial(_fill, corpora=chunks, name=name))
-        found = entries.read(path)
-        assert found is not None, path
-    report, sizes = Report(**found.counts["report"]), tuple(found.counts["sizes"])
-    return Examples(found.source, found.target, tokenizers, report, sizes, found)
 
+    def fill(append: Callable[[Ragged, Ragged], None]) -> dict[str, Any]:
+        total, sizes = Report(0, 0, 0, 0), []
+        for text in [corpus.pairs() for corpus in corpora] if pairs is None else [pairs]:
+            before, rest = total.kept, iter(text)
+            while chunk := list(itertools.islice(rest, _CHUNK)):
+                source, target = (
+                    _ended(*tokenizer.encode_all(texts, config.workers))
+                    for tokenizer, texts in zip(tokenizers, zip(*chunk, strict=True), strict=True)
+                )
+                kept, counts = _filter(source.lengths(), target.lengths(), max_length, max_ratio)
+                append(source.take(kept), target.take(kept))
+                total = Report(*(a + b for a, b in zip(total, counts, strict=True)))
+            sizes.append(total.kept - before)
+        if not total.kept:
+            names = ", ".join(corpus.name for corpus in corpora)
+            raise UserError(f"{names}: no pair is left: {total}")
+        return {"report": total._asdict(), "sizes": sizes}
 
-def _entry_name(
-    corpora: Sequence[Corpus], tokenizers: Tokenizers, max_length: int, max_ratio: float | None
-) -> str:
-    """Returns a digest of everything that the ids depend on."""
-    key = [
+    depends_on = [
         _FORMAT,
         [corpus.key for corpus in corpora],
         [tokenizer.digest for tokenizer in tokenizers],
         [max_length, max_ratio],
     ]
-    return hashlib.sha256(json.dumps(key).encode()).hexdigest()
+    path = cache_of(config) / json_digest(depends_on)
+    entry = entries.read(path)
+    if entry is None and process_index:
+        entry = _wait(path)
+    if entry is None:
+        entries.write(path, fill)
+        entry = entries.read(path)
+        assert entry is not None, path
+    report, sizes = Report(**entry.counts["report"]), tuple(entry.counts["sizes"])
+    return Examples(entry.source, entry.target, tokenizers, report, sizes, entry)
 
 
-def _fill(
-    append: Callable[[Ragged, Ragged], None],
-    corpora: Iterable[Iterable[tuple[Ragged, Ragged, Report]]],
-    name: str,
-) -> dict[str, Any]:
-    """Appends the chunks of all corpora to an entry. Returns the report, and the pairs of each.
-
-    UserError: no pair is left.
-    """
-    total, sizes = Report(0, 0, 0, 0), []
-    for chunks in corpora:
-        before = total.kept
-        for source, target, counts in chunks:
-            append(source, target)
-            total = Report(*(a + b for a, b in zip(total, counts, strict=True)))
-        sizes.append(total.kept - before)
-    if not total.kept:
-        raise UserError(f"{name}: no pair is left: {total}")
-    return {"report": total._asdict(), "sizes": sizes}
-
-
-def _chunks(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
-    rest = iter(pairs)
-    while chunk := list(itertools.islice(rest, _CHUNK)):
-        yield chunk
-
-
-def _encode(
-    chunk: list[Pair],
-    tokenizers: Tokenizers,
-    threads: int,
+def _filter(
+    sources: Int32[np.ndarray, " P"],
+    targets: Int32[np.ndarray, " P"],
     max_length: int,
     max_ratio: float | None,
-) -> tuple[Ragged, Ragged, Report]:
-    """Returns the ids of the pairs that are kept, and a report."""
-    source, target = (
-        _ended(*tokenizer.encode_all(texts, threads))
-        for tokenizer, texts in zip(tokenizers, zip(*chunk, strict=True), strict=True)
-    )
-    shorter = np.minimum(source.lengths(), target.lengths())
-    longer = np.maximum(source.lengths(), target.lengths())
-    none = np.zeros(len(chunk), bool)
+) -> tuple[Bool[np.ndarray, " P"], Report]:
+    """Returns which pairs of these lengths are kept, and a report."""
+    shorter, longer = np.minimum(sources, targets), np.maximum(sources, targets)
+    none = np.zeros(len(shorter), bool)
     empty = none if max_ratio is None else shorter == 1
     too_long = ~empty & (longer > max_length)
     uneven = none if max_ratio is None else ~empty & ~too_long & (longer > max_ratio * shorter)
     kept = ~(empty | too_long | uneven)
-    counts = Report(*(int(np.sum(mask)) for mask in (kept, empty, too_long, uneven)))
-    return source.take(kept), target.take(kept), counts
+    return kept, Report(*(int(np.sum(mask)) for mask in (kept, empty, too_long, uneven)))
 
 
 def _ended(ids: Int32[np.ndarray, " N"], lengths: Int32[np.ndarray, " P"]) -> Ragged:
@@ -232,7 +199,7 @@ def _ended(ids: Int32[np.ndarray, " N"], lengths: Int32[np.ndarray, " P"]) -> Ra
 def _wait(path: Path) -> entries.Entry:
     """Returns the entry that process 0 writes. Waits as long as its files keep changing."""
     last_write = time.time()
-    while (found := entries.read(path)) is None:
+    while (entry := entries.read(path)) is None:
         last_write = entries.last_write(path, last_write)
         if time.time() > last_write + _PATIENCE:
             raise UserError(
@@ -240,4 +207,4 @@ def _wait(path: Path) -> entries.Entry:
                 " seconds; must be a folder that all processes share"
             )
         time.sleep(0.5)
-    return found
+    return entry

@@ -21,7 +21,7 @@ from transformer_jax.config import Config
 from transformer_jax.data.buckets import ROWS_MULTIPLE, Plan, Shape, choose_shapes, group
 from transformer_jax.data.dataset import Examples
 from transformer_jax.data.lengths import Lengths
-from transformer_jax.data.order import LATEST, batch_order, make_order
+from transformer_jax.data.order import batch_order, make_order
 from transformer_jax.data.packing import pack, packed_shape
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.special_ids import PAD
@@ -86,17 +86,14 @@ class _Planned(NamedTuple):
 class Loader:
     """Endless training batches: a function of (examples, config) and the position.
 
-    order: version of the order of the pairs. UserError: `data.batch_tokens` or `data.packed_length`
-    cannot hold the longest pair.
+    UserError: `data.batch_tokens` or `data.packed_length` cannot hold the longest pair.
     """
 
-    def __init__(
-        self, examples: Examples, config: Config, shard: Shard = WHOLE, order: int = LATEST
-    ) -> None:
+    def __init__(self, examples: Examples, config: Config, shard: Shard = WHOLE) -> None:
         self.examples, self._config, self._shard = examples, config, shard
         sizes = examples.sizes or (len(examples),)
         self._corpora = len(sizes)
-        self._order = make_order(sizes, config.data, config.train.seed, order)
+        self._order = make_order(sizes, config.data, config.train.seed)
         self.chunks = -(-self._order.epoch // CHUNK)  # in an epoch
         first = _gathered(self._read(0), config, shard)  # its lengths stand for those of all
         self.shapes = _shapes(examples, config, first.lengths)

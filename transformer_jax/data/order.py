@@ -3,19 +3,16 @@
 The order is computed from the index of a pair in the order, so its memory does not grow with the
 corpora. A chunk of consecutive indices is what the loader plans together.
 
-Version 2: the pairs of a corpus are drawn in passes. A pass begins at a random pair, cuts the
-corpus into blocks of 256 neighbours, which lie together on the disk, and permutes the blocks. The
+The pairs of a corpus are drawn in passes. A pass begins at a random pair, cuts the
+corpus into blocks of 256 neighbors, which lie together on the disk, and permutes the blocks. The
 pairs after the last whole block come last. Each chunk is then shuffled. If corpora are mixed, each
 of them has passes of its own, and a chunk takes from each in proportion to its share.
-
-Version 1, which runs that began with it keep, permutes all pairs in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -24,12 +21,12 @@ from jaxtyping import Int, Int64, UInt64
 from transformer_jax.config import DataConfig
 from transformer_jax.errors import UserError
 
-LATEST = 2
-"""The version of the order of new runs."""
+VERSION = 2
+"""The version of this order, which run cards name."""
 
 _BLOCK = 256
 _ROUNDS = 8  # of a Feistel network
-_EPOCH, _BATCHES, _PASSES, _CHUNK = 1, 2, 3, 4  # what is random: part of a key
+_BATCHES, _PASSES, _CHUNK = 2, 3, 4  # what is random: part of a key
 
 
 class Drawn(NamedTuple):
@@ -39,24 +36,8 @@ class Drawn(NamedTuple):
     passes: Int[np.ndarray, " Q"]  # how often each one has been drawn before
 
 
-class ShuffledOrder:
-    """Version 1. epoch: number of pairs in an epoch."""
-
-    def __init__(self, size: int, seed: int) -> None:
-        self.epoch, self._seed = size, seed
-
-    def draw(self, number: int, start: int, stop: int) -> Drawn:
-        """Returns the pairs with the indices from `start` to `stop`, which are chunk `number`.
-
-        They are of one epoch.
-        """
-        epoch, first = divmod(start, self.epoch)
-        pairs = _epoch_order(self.epoch, self._seed, epoch)[first : first + stop - start]
-        return Drawn(pairs, np.full(len(pairs), epoch))
-
-
-class MixedOrder:
-    """Version 2. epoch: number of pairs in an epoch, as many as the corpora with a share have."""
+class Order:
+    """The order of the pairs. epoch: their number in an epoch, that of all corpora with a share."""
 
     def __init__(self, sizes: Sequence[int], shares: Sequence[Fraction], seed: int) -> None:
         self._sizes, self._shares, self._seed = sizes, shares, seed
@@ -77,22 +58,12 @@ class MixedOrder:
         return Drawn(pairs[order], passes[order])
 
 
-Order = ShuffledOrder | MixedOrder
-
-
-def make_order(sizes: Sequence[int], config: DataConfig, seed: int, version: int) -> Order:
-    """Returns the order of a version for corpora with these numbers of pairs.
-
-    UserError: the version is a newer one.
-    """
-    if not 1 <= version <= LATEST:
-        raise UserError(f"order={version}: this version draws pairs in the orders 1 to {LATEST}")
-    if version == 1:
-        return ShuffledOrder(sum(sizes), seed)
+def make_order(sizes: Sequence[int], config: DataConfig, seed: int) -> Order:
+    """Returns the order for corpora with these numbers of pairs."""
     shares = shares_of(sizes, config)
     if shares is None:
-        return MixedOrder([sum(sizes)], [Fraction(1)], seed)
-    return MixedOrder(sizes, shares, seed)
+        return Order([sum(sizes)], [Fraction(1)], seed)
+    return Order(sizes, shares, seed)
 
 
 def shares_of(sizes: Sequence[int], config: DataConfig) -> list[Fraction] | None:
@@ -174,11 +145,6 @@ def random_order(count: int, *key: int) -> Int[np.ndarray, " P"]:
     """Returns a random permutation that is the same function of `key` in every NumPy version."""
     words = np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
     return np.argsort(words, kind="stable")
-
-
-@lru_cache(maxsize=1)
-def _epoch_order(count: int, seed: int, epoch: int) -> Int[np.ndarray, " P"]:
-    return random_order(count, seed, _EPOCH, epoch)
 
 
 def _mix(words: UInt64[np.ndarray, " Q"]) -> UInt64[np.ndarray, " Q"]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,8 +14,7 @@ import sentencepiece
 
 from transformer_jax.config import Config
 from transformer_jax.data.cache import cache_of, check_cache, share, writing_to_cache
-from transformer_jax.files import write_whole
-from transformer_jax.json_text import parse_json
+from transformer_jax.files import json_digest, parse_json, write_whole
 from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.text.tokenizer import Tokenizer, Tokenizers
@@ -33,14 +31,14 @@ def tokenizers_of(corpora: Sequence[Corpus], config: Config, process_index: int 
     if config.tokenizer.models:
         return tokenizer.train(pairs, config.tokenizer)
     entry = cache_of(config.data) / f"{_entry_name(corpora, config)}.json"
-    found = _read(entry)
-    if found is None:
-        if process_index == 0:
-            check_cache(entry.parent)
-        found = tokenizer.train(pairs, config.tokenizer, config.train.seed)
-        if process_index == 0:
-            _write(entry, found)
-    return found
+    if (stored := _read(entry)) is not None:
+        return stored
+    if process_index == 0:
+        check_cache(entry.parent)
+    trained = tokenizer.train(pairs, config.tokenizer, config.train.seed)
+    if process_index == 0:
+        _write(entry, trained)
+    return trained
 
 
 def _entry_name(corpora: Sequence[Corpus], config: Config) -> str:
@@ -49,7 +47,7 @@ def _entry_name(corpora: Sequence[Corpus], config: Config) -> str:
     del options["sampling"]
     key = [_FORMAT, sentencepiece.__version__, options, config.train.seed]
     key.append([corpus.key for corpus in corpora])
-    return hashlib.sha256(json.dumps(key).encode()).hexdigest()
+    return json_digest(key)
 
 
 def _write(entry: Path, tokenizers: Tokenizers) -> None:
@@ -67,8 +65,8 @@ def _read(entry: Path) -> Tokenizers | None:
     """Returns the tokenizers of a cache entry, or None if it is missing or damaged."""
     try:
         models = parse_json(entry.read_bytes())
-        found = [Tokenizer(base64.b64decode(each["model"])) for each in models]
-        sound = [each.digest for each in found] == [each["digest"] for each in models]
-        return Tokenizers(found[0], found[-1]) if sound else None
+        sides = [Tokenizer(base64.b64decode(each["model"])) for each in models]
+        intact = [side.digest for side in sides] == [each["digest"] for each in models]
+        return Tokenizers(sides[0], sides[-1]) if intact else None
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None

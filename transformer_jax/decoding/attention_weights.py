@@ -33,7 +33,7 @@ class SentenceWeights(NamedTuple):
     layers: dict[str, dict[int, Float[np.ndarray, "N T S"]]]  # by attention and layer
 
     def tokens(self, attention: str) -> tuple[list[str], list[str]]:
-        """Returns the tokens that attend, and those that are attended to."""
+        """Returns the tokens of the queries, and those of the keys."""
         rows = self.source if attention == "encoder" else self.outputs
         return rows, self.inputs if attention == "decoder" else self.source
 
@@ -61,10 +61,10 @@ def attention_weights(model: TrainedModel, source: str, target: str) -> Sentence
     batch = Batch(*(np.array([row], np.int32) for row in (ids, inputs, outputs)))
     network = model.model.clone(kernel="reference", shards=1)  # the kernel that computes weights
     params = dequantize(jax.tree.map(np.asarray, model.params))
-    found: Any = jax.jit(network.apply)({"params": params}, jax.tree.map(jax.numpy.asarray, batch))
+    output: Any = jax.jit(network.apply)({"params": params}, jax.tree.map(jax.numpy.asarray, batch))
     layers: dict[str, dict[int, np.ndarray]] = {}
     for attention, pattern in ATTENTIONS.items():
-        for name, weights in found.weights.items():
+        for name, weights in output.weights.items():
             if match := re.fullmatch(pattern, name):
                 layers.setdefault(attention, {})[int(match[1])] = np.asarray(weights[0])
     if not layers:
@@ -94,7 +94,7 @@ def choose_view(
     return View(attention, layer, head)
 
 
-def _require(value: str | int, known: Collection[str | int], name: str) -> None:
-    if value not in known:
-        names = ", ".join(map(str, known))
+def _require(value: str | int, choices: Collection[str | int], name: str) -> None:
+    if value not in choices:
+        names = ", ".join(map(str, choices))
         raise UserError(f"{name} {value}: does not exist or has no weights; must be one of {names}")

@@ -1,8 +1,7 @@
-"""Training pairs from text in the target language, by a model of the other direction.
+"""Checks that a model can make training pairs from text in the target language.
 
-A model that translates from the target language to the source language makes the sources; the
-targets are the text as it is (Sennrich et al. 2016, "Improving Neural Machine Translation Models
-with Monolingual Data").
+It translates the text to the source language, and these translations are the sources of the pairs
+(Sennrich et al. 2016, "Improving Neural Machine Translation Models with Monolingual Data").
 """
 
 from __future__ import annotations
@@ -10,11 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 from transformer_jax.decoding.scoring import Scorer
 from transformer_jax.decoding.trained import TrainedModel
-from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.special_ids import EOS
 from transformer_jax.text.corpus import Pair
@@ -31,16 +28,6 @@ GAIN = 0.5
 """Log probability, in nats a token, that the sources must gain from their own targets. On 200 pairs
 of Multi30k, a model from English to French gains 5.0 from the English sides, and 0.3 from the
 German ones."""
-
-
-def back_translate(translator: Translator, lines: Sequence[str], **options: Any) -> list[Pair]:
-    """Returns (translation, line) for each line, but not where either of them is blank.
-
-    options: those of `Translator.translate`.
-    """
-    texts = [translation.text for translation in translator.translate(lines, **options)]
-    pairs = zip(texts, lines, strict=True)
-    return [(text, line.replace("\t", " ")) for text, line in pairs if text and line.strip()]
 
 
 def require_direction(model: TrainedModel, pairs: Sequence[Pair]) -> None:

@@ -1,4 +1,4 @@
-"""Beam search, and when it stops."""
+"""Beam search, with constraints if asked, and when it stops."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from transformer_jax.decoding.length_rules import LengthRule
-from transformer_jax.decoding.processors import Sentences
+from transformer_jax.decoding.processors import LengthPenalty, Sentences
 from transformer_jax.decoding.search import (
     Hypotheses,
     Live,
@@ -19,27 +18,34 @@ from transformer_jax.decoding.search import (
     Scored,
     Step,
     Strategy,
-    grow_ids,
     last_ids,
     no_ids,
+    pad_ids,
+    reorder,
     score_next,
-    take,
 )
 from transformer_jax.decoding.top_k import top_k
 from transformer_jax.special_ids import PAD
-from transformer_jax.types import DecodeState, Size
+from transformer_jax.types import take_beams
+
+INCOMPLETE = 1e6
+"""What the rank of a truncated hypothesis loses for each id that its constraints still need."""
 
 
 class Ended(NamedTuple):
     """Hypotheses that have ended, best first."""
 
     ids: Int[Array, "B K T"]
-    ranks: Float[Array, "B K"]  # the length rule of the scores; -inf: no hypothesis
+    ranks: Float[Array, "B K"]  # the scores with the length penalty; -inf: no hypothesis
     log_probs: Float[Array, "B K"]  # the model's own
 
-    def grown(self, length: int) -> Ended:
-        """Returns the hypotheses, padded to `length` positions."""
-        return self._replace(ids=grow_ids(self.ids, length))
+
+class Beam(NamedTuple):
+    """The hypotheses of a beam search."""
+
+    live: Live
+    ended: Ended
+    met: Any  # what the constraints know of each live hypothesis; leaves [B, K, ...]
 
 
 Stop = Callable[[Float[Array, "B K"], Float[Array, " B"]], Bool[Array, " B"]]
@@ -47,19 +53,19 @@ Stop = Callable[[Float[Array, "B K"], Float[Array, " B"]], Bool[Array, " B"]]
 search of the sentence is over."""
 
 
-def when_final(count: int) -> Stop:
+def optimal_stopping(count: int) -> Stop:
     """Returns the `Stop` of a search whose `count` best hypotheses no other can displace.
 
     It never changes them. Log probabilities are at most 0, so the score s of a live hypothesis does
-    not increase when it is extended. A length rule f(s, L) increases with s, so that the rank of
+    not increase when it is extended. A length penalty f(s, L) increases with s, so that the rank of
     what it becomes is at most the largest f(s, L) over the lengths L that it can reach. As f is
     monotonic in L, that is at the least or at the greatest L. It is largest for the live hypothesis
-    of the largest s. Of equal ranks, the one that ended first is kept.
+    of the largest s. Of equal ranks, the one that ended first is kept. (Huang et al. 2017)
     """
     return lambda ranks, bound: ranks[:, count - 1] >= bound
 
 
-def when_first(count: int) -> Stop:
+def early_stopping(count: int) -> Stop:
     """Returns the `Stop` of a search that takes the first `count` hypotheses that end.
 
     With the beam size as the count it is that of most toolkits. (Kasai et al. 2022, algorithm 1)
@@ -67,66 +73,25 @@ def when_first(count: int) -> Stop:
     return lambda ranks, _: ranks[:, count - 1] > -jnp.inf
 
 
-def never(ranks: Float[Array, "B K"], _: Float[Array, " B"]) -> Bool[Array, " B"]:
-    """Searches up to the greatest length."""
-    return jnp.zeros(ranks.shape[0], bool)
+class Constraints(NamedTuple):
+    """Hooks of a beam search whose outputs must hold something. `met` is as in `Beam`."""
 
-
-class _Beam(NamedTuple):
-    live: Live
-    ended: Ended
-
-
-def beam_search(beams: int, stop: Stop) -> Strategy:
-    """Returns the search of the `beams` best ended hypotheses that a beam of this size finds.
-
-    At each position the 2 K best extensions of K live hypotheses are candidates. Of the first K,
-    those that end compete with those that ended before; the best K that do not end stay alive.
-    Hypotheses that reach their greatest length count as ended there. Those that do not exist, as
-    with more beams than sequences, have scores of -inf. (Wu et al. 2016, section 7)
+    start: Callable[[Sentences, int], Any]
+    """(sentences, beams) -> `met` before the first position."""
+    propose: Callable[[Live, Any, Scored], tuple[Float[Array, "B C"], Int[Array, "B C"]]]
+    """(live, met, scored) -> the scores of C candidates, best first, and their indices of [K, V].
     """
-
-    def start(sentences: Sentences, rules: Rules) -> _Beam:
-        return _Beam(*nothing_ended((sentences.max_length.shape[0], beams), rules))
-
-    def advance(step: Step, progress: Progress, rules: Rules) -> Progress:
-        index, done, sentences, (live, ended), state = progress
-        logits, state, _ = step(last_ids(live, index, rules), state, index)
-        scored = score_next(logits, live.ids, index, sentences, rules)
-        candidates, parents = extend(live, scored, *best_extensions(live, scored))
-        at_end = index + 1 >= sentences.max_length[:, None]
-        ends = (candidates.ids[:, :, index] == rules.end_id) | at_end
-        # Only the first K candidates may end: those beyond would not be in a beam of K.
-        may_end = ends & (jnp.arange(ends.shape[1]) < beams)[None, :] & ~done[:, None]
-        ranks = rules.length_rule(candidates.scores, (index + 1).astype(jnp.float32))
-        ended = add_ended(ended, candidates, jnp.where(may_end, ranks, -jnp.inf))
-        scores, kept = jax.lax.top_k(jnp.where(ends, -jnp.inf, candidates.scores), beams)
-        live = Live(take(candidates.ids, kept), scores, take(candidates.log_probs, kept))
-        origin = jnp.take_along_axis(parents, kept, axis=1)
-        state = DecodeState(state.memory, jax.tree.map(lambda x: take(x, origin), state.beams))
-        best = bound(scores[:, 0], index + 2, sentences.max_length, rules.length_rule)
-        done = done | at_end[:, 0] | stop(ended.ranks, best)
-        return Progress(index + 1, done, sentences, _Beam(live, ended), state)
-
-    return Strategy(beams, start, advance, hypotheses, grow)
+    update: Callable[[Any, Int[Array, "B C"], Sentences], tuple[Any, Int[Array, "B C"]]]
+    """(`met` of the hypotheses that candidates extend, the ids by which they do, sentences) ->
+    `met` of the candidates, and the number of ids that each still needs."""
+    keep: Callable[[Float[Array, "B C"], Any, Sentences, int], Int[Array, "B K"]]
+    """(scores of the candidates, -inf for those that may not stay, met, sentences, beams) -> the
+    candidates that stay in the beam."""
 
 
-def nothing_ended(shape: tuple[Size, int], rules: Rules) -> tuple[Live, Ended]:
-    """Returns the beams [B, K] before the first position: one hypothesis each, and none ended."""
-    live = no_ids(shape, rules)
-    nothing = jnp.full(shape, -jnp.inf, jnp.float32)
-    return live._replace(scores=nothing.at[:, 0].set(0.0)), Ended(live.ids, nothing, nothing)
-
-
-def hypotheses(found: Any, rules: Rules) -> Hypotheses:
-    """Returns the ended hypotheses with the length rule of the model's own log probabilities."""
-    ids, ranks, log_probs = found.ended
-    length = jnp.maximum(jnp.sum(ids != PAD, axis=2), 1).astype(jnp.float32)
-    scores = jnp.where(ranks > -jnp.inf, rules.length_rule(log_probs, length), -jnp.inf)
-    return Hypotheses(ids, scores, log_probs)
-
-
-def best_extensions(live: Live, scored: Scored) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
+def best_extensions(
+    live: Live, met: Any, scored: Scored
+) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
     """Returns the scores of the 2 K best extensions by an id, or of all, best first, and their
     indices of [K, V]."""
     sentences, beams, vocabulary = scored.log_probs.shape
@@ -134,36 +99,96 @@ def best_extensions(live: Live, scored: Scored) -> tuple[Float[Array, "B C"], In
     return top_k(scores, min(2 * beams, beams * vocabulary))
 
 
-def extend(
+UNCONSTRAINED = Constraints(
+    start=lambda sentences, beams: (),
+    propose=best_extensions,
+    update=lambda met, ids, sentences: (met, jnp.zeros_like(ids)),
+    keep=lambda scores, met, sentences, beams: jax.lax.top_k(scores, beams)[1],
+)
+
+
+def beam_search(beams: int, stop: Stop, constraints: Constraints = UNCONSTRAINED) -> Strategy:
+    """Returns the search of the `beams` best ended hypotheses that a beam of this size finds.
+
+    At each position the 2 K best extensions of K live hypotheses are candidates. Of the first K,
+    those that end compete with those that ended before; the best K that do not end stay alive.
+    Hypotheses that reach their greatest length count as ended there. Those that do not exist, as
+    with more beams than sequences, have scores of -inf. (Wu et al. 2016, section 7)
+
+    Constraints may add candidates and choose those that stay. A hypothesis then ends once it meets
+    them. One that is truncated may need more; any that needs less is preferred to it.
+    """
+
+    def start(sentences: Sentences, rules: Rules) -> Beam:
+        shape = (sentences.max_length.shape[0], beams)
+        live, nothing = no_ids(shape, rules), jnp.full(shape, -jnp.inf, jnp.float32)
+        live = live._replace(scores=nothing.at[:, 0].set(0.0))  # one hypothesis each, to begin with
+        return Beam(live, Ended(live.ids, nothing, nothing), constraints.start(sentences, beams))
+
+    def extend_beam(step: Step, rules: Rules, progress: Progress) -> Progress:
+        index, done, sentences, (live, ended, met), state = progress
+        logits, state, _ = step(last_ids(live, index, rules), state, index)
+        scored = score_next(logits, live.ids, index, sentences, rules)
+        candidates, parents = _extend(live, scored, *constraints.propose(live, met, scored))
+        chosen = candidates.ids[:, :, index]
+        met, needed = constraints.update(take_beams(met, parents), chosen, sentences)
+        is_end, at_limit = chosen == rules.end_id, index + 1 >= sentences.max_length[:, None]
+
+        # Only the first K candidates that need nothing may end: others would not be in a beam of K.
+        # At the limit all end, and those beyond the first K are worse than these.
+        first = (needed == 0) & (jnp.cumsum(needed == 0, axis=1) <= beams)
+        may_end = (is_end & first | at_limit) & ~done[:, None]
+        ranks = rules.length_penalty(candidates.scores, (index + 1).astype(jnp.float32))
+        ranks = ranks - INCOMPLETE * needed.astype(jnp.float32)
+        ended = _add_ended(ended, candidates, jnp.where(may_end, ranks, -jnp.inf))
+
+        scores = jnp.where(is_end | at_limit, -jnp.inf, candidates.scores)
+        kept = constraints.keep(scores, met, sentences, beams)
+        live = take_beams(candidates._replace(scores=scores), kept)
+        state = reorder(state, take_beams(parents, kept))
+        bound = _bound(jnp.max(live.scores, axis=1), index + 2, sentences, rules.length_penalty)
+        done = done | at_limit[:, 0] | stop(ended.ranks, bound)
+        return Progress(index + 1, done, sentences, Beam(live, ended, take_beams(met, kept)), state)
+
+    return Strategy(beams, start, extend_beam, _hypotheses, _grow)
+
+
+def _extend(
     live: Live, scored: Scored, scores: Float[Array, "B C"], indices: Int[Array, "B C"]
 ) -> tuple[Live, Int[Array, "B C"]]:
     """Returns the hypotheses of these scores and indices of [K, V], and which of K each extends."""
     parents, chosen = jnp.divmod(indices, scored.log_probs.shape[2])
-    ids, index = take(live.ids, parents), scored.context.position
+    ids, index = take_beams(live.ids, parents), scored.context.position
     ids = jax.lax.dynamic_update_index_in_dim(ids, chosen.astype(jnp.int32), index, axis=2)
-    log_probs = take(live.log_probs, parents) + scored.own(parents, chosen)
+    log_probs = take_beams(live.log_probs, parents) + scored.by_model(parents, chosen)
     return Live(ids, scores, log_probs), parents
 
 
-def grow(found: Any, length: int) -> Any:
-    """Returns the live and the ended hypotheses, padded to `length` positions."""
-    return found._replace(live=found.live.grown(length), ended=found.ended.grown(length))
-
-
-def add_ended(ended: Ended, candidates: Live, ranks: Float[Array, "B C"]) -> Ended:
+def _add_ended(ended: Ended, candidates: Live, ranks: Float[Array, "B C"]) -> Ended:
     """Returns the best of the ended hypotheses and of the candidates, which have these ranks."""
     new = Ended(candidates.ids, ranks, candidates.log_probs)
     pool = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), ended, new)
-    ranks, best = jax.lax.top_k(pool.ranks, ended.ranks.shape[1])
-    return Ended(take(pool.ids, best), ranks, take(pool.log_probs, best))
+    _, best = jax.lax.top_k(pool.ranks, ended.ranks.shape[1])
+    return take_beams(pool, best)
 
 
-def bound(
-    scores: Float[Array, " B"],
-    least: Int[Array, ""],
-    greatest: Int[Array, " B"],
-    rule: LengthRule,
+def _bound(
+    scores: Float[Array, " B"], least: Int[Array, ""], sentences: Sentences, penalty: LengthPenalty
 ) -> Float[Array, " B"]:
-    """Returns the largest rank of what a hypothesis of this score can become (see `when_final`)."""
-    lengths = (least.astype(jnp.float32), greatest.astype(jnp.float32))
-    return jnp.maximum(*(rule(scores, length) for length in lengths))
+    """Returns the largest rank of what a hypothesis of this score can become, whose length is at
+    least `least` (see `optimal_stopping`)."""
+    lengths = (least.astype(jnp.float32), sentences.max_length.astype(jnp.float32))
+    return jnp.maximum(*(penalty(scores, length) for length in lengths))
+
+
+def _hypotheses(beam: Beam, rules: Rules) -> Hypotheses:
+    """Returns the ended hypotheses; their scores are the model's own, with the length penalty."""
+    ids, ranks, log_probs = beam.ended
+    length = jnp.maximum(jnp.sum(ids != PAD, axis=2), 1).astype(jnp.float32)
+    scores = jnp.where(ranks > -jnp.inf, rules.length_penalty(log_probs, length), -jnp.inf)
+    return Hypotheses(ids, scores, log_probs)
+
+
+def _grow(beam: Beam, length: int) -> Beam:
+    """Returns the live and the ended hypotheses, padded to `length` positions."""
+    return beam._replace(live=pad_ids(beam.live, length), ended=pad_ids(beam.ended, length))

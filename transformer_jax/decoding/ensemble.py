@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from transformer_jax.decoding.search import Step
-from transformer_jax.models.base import Model
-from transformer_jax.types import DecodeState, Params, Size
+from transformer_jax.models.transformer import Model
+from transformer_jax.types import Params, Size
 
 
 def prefill(
@@ -20,22 +20,17 @@ def prefill(
     source: Int[Array, "B S"],
     beams: int,
     length: Size,
-) -> DecodeState:
-    """Returns the initial state of all models, for `beams` hypotheses of at most `length` ids."""
-    states: list[Any] = [
-        model.apply({"params": own}, source, beams, length, method="prefill")
-        for model, own in zip(models, params, strict=True)
-    ]
-    return DecodeState(tuple(s.memory for s in states), tuple(s.beams for s in states))
+) -> tuple[Any, ...]:
+    """Returns the initial state of each model, for `beams` hypotheses of at most `length` ids."""
+    return tuple(
+        model.apply({"params": model_params}, source, beams, length, method="prefill")
+        for model, model_params in zip(models, params, strict=True)
+    )
 
 
-def grow_state(models: Sequence[Model], state: DecodeState, length: int) -> DecodeState:
-    """Returns the state of all models, padded to `length` positions."""
-    states = [
-        model.grow(DecodeState(*parts), length)
-        for model, *parts in zip(models, *state, strict=True)
-    ]
-    return DecodeState(tuple(s.memory for s in states), tuple(s.beams for s in states))
+def grow_state(models: Sequence[Model], states: tuple[Any, ...], length: int) -> tuple[Any, ...]:
+    """Returns the state of each model, padded to `length` positions."""
+    return tuple(model.grow(state, length) for model, state in zip(models, states, strict=True))
 
 
 def make_step(models: Sequence[Model], params: Sequence[Params]) -> Step:
@@ -45,18 +40,17 @@ def make_step(models: Sequence[Model], params: Sequence[Params]) -> Step:
     have the same ids. (Sutskever et al. 2014, section 3.2)
     """
 
-    def step(ids: Int[Array, "B K"], state: DecodeState, index: Int[Array, ""]) -> Any:
-        logits, memories, beams = [], [], []
-        for model, own, *parts in zip(models, params, *state, strict=True):
+    def step(ids: Int[Array, "B K"], states: tuple[Any, ...], index: Int[Array, ""]) -> Any:
+        logits, new_states = [], []
+        for model, model_params, state in zip(models, params, states, strict=True):
             start = model.config.decoder_start_id
             previous = jnp.where(index == 0, start, ids).astype(jnp.int32)
-            found: Any = model.apply(
-                {"params": own}, previous, DecodeState(*parts), index, method="decode_step"
+            output: Any = model.apply(
+                {"params": model_params}, previous, state, index, method="decode_step"
             )
-            logits.append(found[0])
-            memories.append(found[1].memory)
-            beams.append(found[1].beams)
-        return _mean(logits), DecodeState(tuple(memories), tuple(beams)), None
+            logits.append(output[0])
+            new_states.append(output[1])
+        return _mean(logits), tuple(new_states), None
 
     return step
 

@@ -22,7 +22,7 @@ def score(
 
     `bleu` and `chrf` are cased sacreBLEU (13a) and chrF2 of raw text; `exact` is the fraction of
     lines that equal their reference, and `length_ratio` the number of 13a tokens over that of the
-    references. With the target's `language` there is also `bleu_lower_tokenised`, the metric of
+    references. With the target's `language` there is also `bleu_lower_tokenized`, the metric of
     published Multi30k scores: BLEU after lower-casing, Moses normalization and tokenization of both
     sides. Both sides are first composed to Unicode's NFC, so that the encoding of an accent makes
     no difference.
@@ -31,20 +31,20 @@ def score(
     """
     hypotheses, references = _compose(hypotheses), _compose(references)
     bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
-    found = bleu.corpus_score(hypotheses, [references])
+    result = bleu.corpus_score(hypotheses, [references])
     scores: dict[str, Any] = {
-        "bleu": found.score,
+        "bleu": result.score,
         "chrf": chrf.corpus_score(hypotheses, [references]).score,
         "exact": float(np.mean([a == b for a, b in zip(hypotheses, references, strict=True)])),
-        "length_ratio": found.sys_len / max(found.ref_len, 1),
+        "length_ratio": result.sys_len / max(result.ref_len, 1),
         "signatures": {"bleu": str(bleu.get_signature()), "chrf": str(chrf.get_signature())},
     }
     if language is not None:
         tokenized = sacrebleu.BLEU(tokenize="none", force=True)
         lines, answers = (lower_tokenize(text, language) for text in (hypotheses, references))
-        scores["bleu_lower_tokenised"] = tokenized.corpus_score(lines, [answers]).score
+        scores["bleu_lower_tokenized"] = tokenized.corpus_score(lines, [answers]).score
         signature = f"{tokenized.get_signature()}|prepared:lower+sacremoses-{language}"
-        scores["signatures"]["bleu_lower_tokenised"] = signature
+        scores["signatures"]["bleu_lower_tokenized"] = signature
     return scores
 
 
@@ -64,20 +64,20 @@ def compare(
     test = PairedTest(systems, metrics, [_compose(references)], test_type="bs", n_samples=1000)
     signatures, rows = test()
     results: dict[str, Any] = rows
-    found: dict[str, dict[str, Any]] = {}
+    comparisons: dict[str, dict[str, Any]] = {}
     for name, key in (("bleu", "BLEU"), ("chrf", "chrF2")):
         theirs, ours = (
             {part: float(getattr(result, part)) for part in ("score", "mean", "ci")}
             for result in results[key]
         )
-        found[name] = {
+        comparisons[name] = {
             "baseline": theirs,
             "ours": ours,
             # No resample of equal outputs differs more than they do; sacreBLEU says 1 / 1001.
             "p_value": 1.0 if theirs == ours else float(results[key][1].p_value),
             "signature": str(signatures[key]),
         }
-    return found
+    return comparisons
 
 
 def order_by_score(hypotheses: Sequence[str], references: Sequence[str]) -> list[int]:
@@ -93,9 +93,9 @@ def require_language(language: str) -> None:
 
     Moses itself would use the English list without a warning.
     """
-    known = sorted({*NonbreakingPrefixes().available_langs.values()})
-    if language not in known:
-        raise UserError(f"--language={language}: must be one of {', '.join(known)}")
+    languages = sorted({*NonbreakingPrefixes().available_langs.values()})
+    if language not in languages:
+        raise UserError(f"--language={language}: must be one of {', '.join(languages)}")
 
 
 def lower_tokenize(lines: Iterable[str], language: str) -> list[str]:

@@ -1,13 +1,17 @@
-"""Functions of the log probabilities of the next id, which change what a search prefers.
+"""What a search prefers: logits processors, and length penalties.
 
-A `Processor` returns the log probabilities that the search ranks by, at most 0, and -inf for an id
-that may not follow. It does not renormalize. Scores that are reported are the model's own.
+A `Processor` returns the log probabilities of the next id that the search ranks by, at most 0, and
+-inf for an id that may not follow. It does not renormalize. Scores that are reported are the
+model's own.
+
+A `LengthPenalty` maps the log probability of a hypothesis and its length, end symbol included, to
+its score. It increases with the log probability, and for a fixed one it is monotonic in the length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -164,3 +168,27 @@ def _only(
     """Returns `values` at `ids`, -inf elsewhere."""
     nothing = jnp.full_like(log_probs, -jnp.inf)
     return jnp.put_along_axis(nothing, ids, values, axis=-1, inplace=False)
+
+
+LengthPenalty = Callable[[Float[Array, "*B"], Float[Array, "#*B"]], Float[Array, "*B"]]
+
+
+def unnormalized(log_prob: Any, length: Any) -> Any:
+    """Returns the log probability."""
+    del length
+    return log_prob
+
+
+def gnmt(alpha: float) -> LengthPenalty:
+    """Returns the penalty log p / ((5 + L) / 6)^alpha (Wu et al. 2016, eq. 14)."""
+    return lambda log_prob, length: log_prob / ((5.0 + length) / 6.0) ** alpha
+
+
+def power(alpha: float) -> LengthPenalty:
+    """Returns the penalty log p / L^alpha; with alpha 1, scores are mean log probabilities."""
+    return lambda log_prob, length: log_prob / length**alpha
+
+
+def reward(each: float) -> LengthPenalty:
+    """Returns the sum log p + `each` · L (He et al. 2016, "Improved NMT with SMT features")."""
+    return lambda log_prob, length: log_prob + each * length

@@ -19,14 +19,15 @@ from transformer_jax.decoding.search import (
     Strategy,
     last_ids,
     no_ids,
+    pad_ids,
     score_next,
-    take,
 )
 from transformer_jax.decoding.top_k import first_argmax
 from transformer_jax.special_ids import PAD
+from transformer_jax.types import take_beams
 
 
-class _Extended(NamedTuple):
+class _Beam(NamedTuple):
     live: Live
     ended: Bool[Array, "B K"]
 
@@ -64,38 +65,39 @@ def sample(count: int) -> Strategy:
 def _extending_each(count: int, choose: Choose) -> Strategy:
     """Returns the search of `count` hypotheses per sentence that extends each by a chosen id."""
 
-    def start(sentences: Sentences, rules: Rules) -> _Extended:
+    def start(sentences: Sentences, rules: Rules) -> _Beam:
         shape = (sentences.max_length.shape[0], count)
         ended = jnp.broadcast_to(sentences.max_length[:, None] <= 0, shape)
-        return _Extended(no_ids(shape, rules), ended)
+        return _Beam(no_ids(shape, rules), ended)
 
-    def advance(step: Step, progress: Progress, rules: Rules) -> Progress:
+    def extend_each(step: Step, rules: Rules, progress: Progress) -> Progress:
         index, _, sentences, (live, ended), state = progress
         logits, state, _ = step(last_ids(live, index, rules), state, index)
         scored = score_next(logits, live.ids, index, sentences, rules)
         chosen = jnp.where(ended, PAD, choose(scored.log_probs, scored.context))
         gained = jnp.take_along_axis(scored.log_probs, chosen[..., None], axis=-1)[..., 0]
-        own = scored.own(jnp.arange(count)[None, :, None], chosen[..., None])[..., 0]
+        log_probs = scored.by_model(jnp.arange(count)[None, :, None], chosen[..., None])[..., 0]
         ids = jax.lax.dynamic_update_index_in_dim(live.ids, chosen, index, axis=2)
         scores = live.scores + jnp.where(ended, 0.0, gained)
-        live = Live(ids, scores, live.log_probs + jnp.where(ended, 0.0, own))
-        at_end = index + 1 >= sentences.max_length[:, None]
-        ended = ended | (chosen == rules.end_id) | at_end
-        found = _Extended(live, ended)
-        return Progress(index + 1, jnp.all(ended, axis=1), sentences, found, state)
+        live = Live(ids, scores, live.log_probs + jnp.where(ended, 0.0, log_probs))
+        at_limit = index + 1 >= sentences.max_length[:, None]
+        ended = ended | (chosen == rules.end_id) | at_limit
+        done = jnp.all(ended, axis=1)
+        return Progress(index + 1, done, sentences, _Beam(live, ended), state)
 
-    def grow(found: _Extended, length: int) -> _Extended:
-        return found._replace(live=found.live.grown(length))
+    def grow(beam: _Beam, length: int) -> _Beam:
+        return beam._replace(live=pad_ids(beam.live, length))
 
-    return Strategy(count, start, advance, _best_first, grow)
+    return Strategy(count, start, extend_each, _best_first, grow)
 
 
-def _best_first(all_found: _Extended, rules: Rules) -> Hypotheses:
-    live, _ = all_found
+def _best_first(beam: _Beam, rules: Rules) -> Hypotheses:
+    """Returns the hypotheses, sorted by their scores; one that is empty or impossible has -inf."""
+    live, _ = beam
     length = jnp.sum(live.ids != PAD, axis=2)
-    found = (length > 0) & (live.scores > -jnp.inf)
+    exists = (length > 0) & (live.scores > -jnp.inf)
     length = jnp.maximum(length, 1).astype(jnp.float32)
-    scores = jnp.where(found, rules.length_rule(live.log_probs, length), -jnp.inf)
+    scores = jnp.where(exists, rules.length_penalty(live.log_probs, length), -jnp.inf)
     scores, order = jax.lax.top_k(scores, scores.shape[1])
-    ids = jnp.where(found[:, :, None], live.ids, PAD)
-    return Hypotheses(take(ids, order), scores, take(live.log_probs, order))
+    ids = jnp.where(exists[:, :, None], live.ids, PAD)
+    return Hypotheses(take_beams(ids, order), scores, take_beams(live.log_probs, order))

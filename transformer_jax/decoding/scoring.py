@@ -13,13 +13,13 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.decoding.trained import TrainedModel, padded
 from transformer_jax.errors import UserError
-from transformer_jax.models.base import Model
 from transformer_jax.models.quantization import dequantize
+from transformer_jax.models.transformer import Model
 from transformer_jax.parallel.compile import compile_function
 from transformer_jax.special_ids import EOS, PAD
 from transformer_jax.types import Batch, Params
 
-Attended = Sequence[tuple[int, int | None]]
+HeadSelection = Sequence[tuple[int, int | None]]
 """Layers of cross-attention, each with a head or None for all, whose weights are averaged. Empty:
 all layers."""
 
@@ -38,27 +38,27 @@ class Scorer(TrainedModel):
 
     Those of an output of a translator are its `Hypothesis.log_prob`, up to rounding. Of an ensemble
     it averages the probabilities, and the attention weights of the first model are returned.
-    attended: which attention weights to return; None: none. UserError: the model has no such layer
-    or head.
+    heads: which attention weights to return; None: none. UserError: the model has no such layer or
+    head.
     """
 
-    def __init__(self, *arguments: Any, attended: Attended | None = None, **options: Any) -> None:
+    def __init__(self, *arguments: Any, heads: HeadSelection | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._attend(attended)
+        self._select(heads)
 
     @classmethod
-    def like(cls, other: TrainedModel, attended: Attended | None = None) -> Scorer:
+    def like(cls, other: TrainedModel, heads: HeadSelection | None = None) -> Scorer:
         """Returns the scorer with the model and the parameters of another."""
         scorer = object.__new__(cls)
         scorer.__dict__ |= other.__dict__
-        scorer._attend(attended)
+        scorer._select(heads)
         return scorer
 
-    def _attend(self, attended: Attended | None) -> None:
-        if attended is not None:
-            _check(attended, self.model)
-        self._attended = attended
-        self._score = compile_function(make_score(self.models, attended), self.mesh)
+    def _select(self, heads: HeadSelection | None) -> None:
+        if heads is not None:
+            _require_heads(heads, self.model)
+        self._heads = heads
+        self._score = compile_function(make_score(self.models, heads), self.mesh)
 
     def __call__(
         self, sources: Sequence[str], targets: Sequence[str], first: int = 1
@@ -78,30 +78,30 @@ class Scorer(TrainedModel):
                     f"line {number}: its target has {len(ids)} tokens; must be at most {limit} "
                     f"(model.max_length={limit + 1})"
                 )
-            given = self.encode(source, number)
-            if ids and not given:
+            source_ids = self.encode(source, number)
+            if ids and not source_ids:
                 raise UserError(f"line {number}: has a target, but a blank source; give both")
-            pairs.append((given, [*ids, EOS] if given else []))
+            pairs.append((source_ids, [*ids, EOS] if source_ids else []))
         return self.of_ids(pairs)
 
     def of_ids(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[PairScore]:
         """Returns the score of pairs of ids, as `encode` and `Hypothesis.ids` are."""
-        blank = None if self._attended is None else np.zeros((0, 0), np.float32)
+        blank = None if self._heads is None else np.zeros((0, 0), np.float32)
         results = [PairScore(0.0, (), (), blank)] * len(pairs)
         lengths = [max(map(len, pair)) if pair[1] else 0 for pair in pairs]
         for shape, members in self._batches(lengths, self.config.decode.batch_tokens):
             arrays = [padded([pairs[i][side] for i in members], shape) for side in (0, 1)]
-            log_probs, weights = self._run(self._score, arrays)
+            log_probs, weights = jax.device_get(self._score(self.all_params, self._on_mesh(arrays)))
             for row, i in enumerate(members):
                 source, target = pairs[i]
-                own = tuple(log_probs[row, : len(target)].tolist())
+                each = tuple(log_probs[row, : len(target)].tolist())
                 attention = None if weights is None else weights[row, : len(target), : len(source)]
-                results[i] = PairScore(float(np.sum(own)), tuple(target), own, attention)
+                results[i] = PairScore(float(np.sum(each)), tuple(target), each, attention)
         return results
 
 
 def make_score(
-    models: Sequence[Model], attended: Attended | None = None
+    models: Sequence[Model], heads: HeadSelection | None = None
 ) -> Callable[[Sequence[Params], Any], tuple[Array, Array | None]]:
     """Returns a pure function (parameters of each model, (source [B, S], target [B, T])) -> (log
     probability of each target id [B, T], 0 at padding, and the mean attention weights [B, T, S] of
@@ -112,14 +112,15 @@ def make_score(
     ) -> tuple[Float[Array, "B T"], Float[Array, "B T S"] | None]:
         source, target = pairs
         weights, log_probs = None, []
-        for i, (model, own) in enumerate(zip(models, params, strict=True)):
-            if attended is not None and i == 0:
+        for i, (model, model_params) in enumerate(zip(models, params, strict=True)):
+            if heads is not None and i == 0:
                 model = model.clone(kernel="reference")  # which computes weights
             start = jnp.full_like(target[:, :1], model.config.decoder_start_id)
             shifted = jnp.concatenate([start, target[:, :-1]], axis=1)
-            output: Any = model.apply({"params": dequantize(own)}, Batch(source, shifted, target))
-            if attended is not None and i == 0:
-                weights = _mean(output.weights, attended)
+            variables = {"params": dequantize(model_params)}
+            output: Any = model.apply(variables, Batch(source, shifted, target))
+            if heads is not None and i == 0:
+                weights = _mean_weights(output.weights, heads)
             every = jax.nn.log_softmax(output.logits.astype(jnp.float32))
             log_probs.append(jnp.take_along_axis(every, target[..., None], axis=-1)[..., 0])
         mean = jax.nn.logsumexp(jnp.stack(log_probs), axis=0) - math.log(len(models))
@@ -128,9 +129,9 @@ def make_score(
     return score
 
 
-def _mean(weights: dict[str, Array], attended: Attended) -> Float[Array, "B T S"]:
+def _mean_weights(weights: dict[str, Array], heads: HeadSelection) -> Float[Array, "B T S"]:
     layers = [name for name in weights if name.endswith("/cross_attention")]
-    chosen = [(f"decoder/{layer}/cross_attention", head) for layer, head in attended]
+    chosen = [(f"decoder/{layer}/cross_attention", head) for layer, head in heads]
     means = [
         jnp.mean(weights[name], axis=1) if head is None else weights[name][:, head]
         for name, head in chosen or [(name, None) for name in layers]
@@ -138,9 +139,9 @@ def _mean(weights: dict[str, Array], attended: Attended) -> Float[Array, "B T S"
     return jnp.mean(jnp.stack(means), axis=0)
 
 
-def _check(attended: Attended, model: Model) -> None:
+def _require_heads(heads: HeadSelection, model: Model) -> None:
     counts = {"layer": model.config.depths[1], "head": model.config.heads}
-    for chosen in attended:
+    for chosen in heads:
         for (name, count), number in zip(counts.items(), chosen, strict=True):
             if number is not None and not 0 <= number < count:
                 raise UserError(

@@ -1,38 +1,42 @@
 """Searches over any function that computes logits of the next id, whatever their strategy.
 
 A `Step` maps (ids [B, K], state, index) to (logits [B, K, V], state, aux), where the ids are those
-at position `index` of K hypotheses per sentence. A `Strategy` says how a search starts and advances
-by one position, and `search` runs it to its end. None depends on models, so that tests can search
-in a lookup table. `Sentences` holds what differs between sentences, so that a result does not
-depend on which other sentences share its batch.
+at position `index` of K hypotheses per sentence. A `Strategy` says how a search starts and how it
+extends hypotheses by one id, and `search` runs it to its end. None depends on models, so that tests
+can search in a lookup table. `Sentences` holds what differs between sentences, so that a result
+does not depend on which other sentences share its batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from transformer_jax.decoding.length_rules import LengthRule, unnormalized
-from transformer_jax.decoding.processors import NO_PADDING, Context, Processor, Sentences
+from transformer_jax.decoding.processors import (
+    NO_PADDING,
+    Context,
+    LengthPenalty,
+    Processor,
+    Sentences,
+    unnormalized,
+)
 from transformer_jax.special_ids import PAD
-from transformer_jax.types import DecodeState, Size
+from transformer_jax.types import DecodeState, LayerState, Size
 
-Step = Callable[
-    [Int[Array, "B K"], DecodeState, Int[Array, ""]],
-    tuple[Float[Array, "B K V"], DecodeState, Any],
-]
+Step = Callable[[Int[Array, "B K"], Any, Int[Array, ""]], tuple[Float[Array, "B K V"], Any, Any]]
 
 
 class Hypotheses(NamedTuple):
     """Result of a search: the hypotheses of each sentence, best first."""
 
     ids: Int[Array, "B K T"]  # with the end symbol, `PAD` after it
-    scores: Float[Array, "B K"]  # the length rule of `log_probs`; -inf: no hypothesis
+    scores: Float[Array, "B K"]  # `log_probs` with the length penalty; -inf: no hypothesis
     log_probs: Float[Array, "B K"]  # the model's own, in nats
 
 
@@ -47,7 +51,7 @@ class Rules:
     max_length: Size
     start_id: int
     end_id: int
-    length_rule: LengthRule = unnormalized
+    length_penalty: LengthPenalty = unnormalized
     processors: Sequence[Processor] = (NO_PADDING,)
 
 
@@ -58,10 +62,6 @@ class Live(NamedTuple):
     scores: Float[Array, "B K"]  # sums of log probabilities after the processors
     log_probs: Float[Array, "B K"]  # the model's own
 
-    def grown(self, length: int) -> Live:
-        """Returns the hypotheses, padded to `length` positions."""
-        return self._replace(ids=grow_ids(self.ids, length))
-
 
 class Progress(NamedTuple):
     """How far a search is. All arrays but `position` have a row for each sentence."""
@@ -69,8 +69,8 @@ class Progress(NamedTuple):
     position: Int[Array, ""]  # number of ids so far
     done: Bool[Array, " B"]
     sentences: Sentences
-    found: Any  # what the strategy keeps
-    state: DecodeState
+    beam: Any  # the hypotheses, as the strategy keeps them
+    state: Any
 
 
 STRIDE = 8
@@ -78,58 +78,56 @@ STRIDE = 8
 
 
 class Strategy(NamedTuple):
-    """How to search: functions of which `search` calls the second until all sentences are done."""
+    """How to search: functions of which `search` calls `extend` until all sentences are done."""
 
     beams: int
     start: Callable[[Sentences, Rules], Any]
-    """(sentences, rules) -> `Progress.found` before the first position."""
-    advance: Callable[[Step, Progress, Rules], Progress]
+    """(sentences, rules) -> `Progress.beam` before the first position."""
+    extend: Callable[[Step, Rules, Progress], Progress]
     """Extends the hypotheses of each sentence that is not done by an id."""
     hypotheses: Callable[[Any, Rules], Hypotheses]
-    """(`Progress.found`, rules) -> the hypotheses."""
+    """(`Progress.beam`, rules) -> the hypotheses."""
     grow: Callable[[Any, int], Any]
-    """(`Progress.found`, length) -> the same, padded to `length` positions."""
+    """(`Progress.beam`, length) -> the same, padded to `length` positions."""
 
 
 def search(
-    strategy: Strategy, step: Step, state: DecodeState, sentences: Sentences, rules: Rules
+    strategy: Strategy, step: Step, state: Any, sentences: Sentences, rules: Rules
 ) -> Hypotheses:
     """Returns the hypotheses of each sentence; none is longer than `Rules.max_length`."""
     lengths = jnp.minimum(sentences.max_length, rules.max_length)
     sentences = sentences._replace(max_length=lengths)
-    progress = proceed(strategy, step, begin(strategy, state, sentences, rules), rules)
-    return strategy.hypotheses(progress.found, rules)
+    progress = extend_until(strategy, step, begin(strategy, state, sentences, rules), rules)
+    return strategy.hypotheses(progress.beam, rules)
 
 
-def begin(strategy: Strategy, state: DecodeState, sentences: Sentences, rules: Rules) -> Progress:
+def begin(strategy: Strategy, state: Any, sentences: Sentences, rules: Rules) -> Progress:
     """Returns a search before its first position."""
-    found = strategy.start(sentences, rules)
-    done = sentences.max_length <= 0
-    return Progress(jnp.zeros((), jnp.int32), done, sentences, found, state)
+    beam = strategy.start(sentences, rules)
+    return Progress(jnp.zeros((), jnp.int32), sentences.max_length <= 0, sentences, beam, state)
 
 
-def proceed(
+def extend_until(
     strategy: Strategy,
     step: Step,
     progress: Progress,
     rules: Rules,
-    few: int | Int[Array, ""] = 0,
+    leave_at: int | Int[Array, ""] = 0,
 ) -> Progress:
-    """Advances a search until all sentences are done, or its arrays are full.
+    """Returns the search once all sentences are done, or its arrays are full.
 
-    It is left at a multiple of `STRIDE` positions if at most `few` sentences are not done.
+    It is left earlier, at a multiple of `STRIDE` positions, if at most `leave_at` sentences are
+    unfinished then. It always gets on by a position, so that a search that was left can go on.
     """
-    begun = progress.position
+    first = progress.position
 
     def goes_on(progress: Progress) -> Bool[Array, ""]:
-        left = jnp.sum(~progress.done)
-        stays = (left > few) | (progress.position % STRIDE != 0) | (progress.position == begun)
-        return (progress.position < rules.max_length) & (left > 0) & stays
+        unfinished = jnp.sum(~progress.done)
+        may_leave = (progress.position % STRIDE == 0) & (progress.position != first)
+        stays = (unfinished > leave_at) | ~may_leave
+        return (progress.position < rules.max_length) & (unfinished > 0) & stays
 
-    def advance(progress: Progress) -> Progress:
-        return strategy.advance(step, progress, rules)
-
-    return jax.lax.while_loop(goes_on, advance, progress)
+    return jax.lax.while_loop(goes_on, partial(strategy.extend, step, rules), progress)
 
 
 # What strategies have in common
@@ -143,7 +141,7 @@ class Scored(NamedTuple):
     logits: Float[Array, "B K V"]  # of the model
     total: Float[Array, "B K 1"]  # the log of the sum of their exponentials
 
-    def own(self, beams: Int[Array, "#B *C"], ids: Int[Array, "B *C"]) -> Float[Array, "B *C"]:
+    def by_model(self, beams: Int[Array, "#B *C"], ids: Int[Array, "B *C"]) -> Float[Array, "B *C"]:
         """Returns the model's own log probabilities of some ids after some hypotheses."""
         rows = jnp.arange(ids.shape[0]).reshape(-1, *[1] * (ids.ndim - 1))
         return self.logits[rows, beams, ids] - self.total[rows, beams, 0]
@@ -159,9 +157,8 @@ def score_next(
     """Returns the log probabilities of the next id in float32, and those after the processors."""
     logits = logits.astype(jnp.float32)
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    own = logits - total
-    context = Context(index, ids, own, sentences)
-    log_probs = own
+    log_probs = logits - total
+    context = Context(index, ids, log_probs, sentences)
     for process in rules.processors:
         log_probs = process(log_probs, context)
     return Scored(log_probs, context, logits, total)
@@ -173,18 +170,28 @@ def no_ids(shape: tuple[Size, int], rules: Rules) -> Live:
     return Live(jnp.full((*shape, rules.max_length), PAD, jnp.int32), zeros, zeros)
 
 
-def grow_ids(ids: Int[Array, "B K T"], length: int) -> Int[Array, "B K L"]:
-    """Returns the ids, padded to `length` positions."""
-    more = length - ids.shape[2]
-    return jnp.pad(ids, ((0, 0), (0, 0), (0, more)), constant_values=PAD)
+def pad_ids(hypotheses: Any, length: int) -> Any:
+    """Returns hypotheses with `ids` [B, K, T] that are padded to `length` positions."""
+    added = length - hypotheses.ids.shape[2]
+    ids = jnp.pad(hypotheses.ids, ((0, 0), (0, 0), (0, added)), constant_values=PAD)
+    return hypotheses._replace(ids=ids)
 
 
 def last_ids(live: Live, index: Int[Array, ""], rules: Rules) -> Int[Array, "B K"]:
-    """Returns the last id of each hypothesis, of which the next one depends."""
+    """Returns the last id of each hypothesis, which the step reads; at first the start symbol."""
     before = live.ids[:, :, jnp.maximum(index - 1, 0)]
     return jnp.where(index == 0, rules.start_id, before).astype(jnp.int32)
 
 
-def take(x: Array, beams: Int[Array, "B K"]) -> Array:
-    """Returns the given rows of x [B, K', ...] for each sentence."""
-    return jnp.take_along_axis(x, beams.reshape(*beams.shape, *[1] * (x.ndim - 2)), axis=1)
+def reorder(state: Any, parents: Int[Array, "B K"]) -> Any:
+    """Returns the state of hypotheses that continue those with the indices `parents`.
+
+    Reorders each `DecodeState` or `LayerState` in it. Other arrays stay as they are.
+    """
+
+    def is_state(node: Any) -> bool:
+        return isinstance(node, DecodeState | LayerState)
+
+    return jax.tree.map(
+        lambda node: node.reordered(parents) if is_state(node) else node, state, is_leaf=is_state
+    )

@@ -1,4 +1,4 @@
-"""Chooses the search, the length rule and the logits processors that a config asks for."""
+"""Chooses the search, the length penalty and the logits processors that a config asks for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ import numpy as np
 from jaxtyping import Array
 
 from transformer_jax.config import DecodeConfig
-from transformer_jax.decoding import length_rules, processors
-from transformer_jax.decoding.beam import Stop, beam_search, when_final, when_first
-from transformer_jax.decoding.constrained import constrained_beam_search
-from transformer_jax.decoding.ensemble import grow_state, make_step, prefill
-from transformer_jax.decoding.length_rules import LengthRule
-from transformer_jax.decoding.processors import Processor, Sentences
+from transformer_jax.decoding import ensemble, processors
+from transformer_jax.decoding.beam import (
+    UNCONSTRAINED,
+    beam_search,
+    early_stopping,
+    optimal_stopping,
+)
+from transformer_jax.decoding.constrained import PHRASES
+from transformer_jax.decoding.processors import LengthPenalty, Processor, Sentences
 from transformer_jax.decoding.sampling import greedy, sample
 from transformer_jax.decoding.search import (
     Hypotheses,
@@ -26,33 +29,27 @@ from transformer_jax.decoding.search import (
     Rules,
     Strategy,
     begin,
-    proceed,
+    extend_until,
 )
-from transformer_jax.models.base import Model
 from transformer_jax.models.quantization import dequantize
+from transformer_jax.models.transformer import Model
 from transformer_jax.special_ids import BOS, EOS, PAD
 from transformer_jax.types import HostOrDeviceArray, Params, Size
 
-LENGTH_RULES: dict[str, Callable[[float], LengthRule]] = {
-    "gnmt": length_rules.gnmt,
-    "power": length_rules.power,
-    "reward": length_rules.reward,
-    "none": lambda _: length_rules.unnormalized,
+LENGTH_PENALTIES: dict[str, Callable[[float], LengthPenalty]] = {
+    "gnmt": processors.gnmt,
+    "power": processors.power,
+    "reward": processors.reward,
+    "none": lambda _: processors.unnormalized,
 }
-"""Length rules by their name in the config, as functions of `decode.alpha`."""
-
-STOPS: dict[str, Callable[[DecodeConfig], Stop]] = {
-    "final": lambda config: when_final(config.n_best),
-    "first": lambda config: when_first(config.beam),
-}
-"""When beam search stops, by its name in the config."""
+"""Length penalties by their name in the config, as functions of `decode.alpha`."""
 
 
 class Lines(NamedTuple):
     """A batch of lines to translate, as ids."""
 
     source: HostOrDeviceArray  # [B, S] int32
-    numbers: HostOrDeviceArray | None = None  # [B] int32, of which samples depend
+    numbers: HostOrDeviceArray | None = None  # [B] int32, which seed the samples of each line
     prefix: HostOrDeviceArray | None = None  # [B, P] int32, with which outputs begin; then `PAD`
     phrases: HostOrDeviceArray | None = None  # [B, P, L] int32, which outputs hold; then `PAD`
 
@@ -63,8 +60,9 @@ def choose_strategy(config: DecodeConfig, *, phrases: bool = False) -> Strategy:
         return sample(config.n_best)
     if config.beam == 1 and not phrases:
         return greedy()
-    find = constrained_beam_search if phrases else beam_search
-    return find(config.beam, STOPS[config.stop](config))
+    early = config.early_stopping
+    stop = early_stopping(config.beam) if early else optimal_stopping(config.n_best)
+    return beam_search(config.beam, stop, PHRASES if phrases else UNCONSTRAINED)
 
 
 def choose_processors(config: DecodeConfig, suppressed: Sequence[int] = ()) -> list[Processor]:
@@ -89,16 +87,18 @@ def choose_processors(config: DecodeConfig, suppressed: Sequence[int] = ()) -> l
 
 
 class Phases(NamedTuple):
-    """A search in parts, so that it goes on in arrays of another size. All are pure functions."""
+    """A search in parts, so that it can go on in larger arrays, or with other sentences.
 
-    start: Callable[[Sequence[Params], Lines], Progress]
+    All are pure functions.
+    """
+
+    prefill: Callable[[Sequence[Params], Lines], Progress]
     """(parameters of each model, lines) -> the search before its first position."""
-    proceed: Callable[
+    decode: Callable[
         [Sequence[Params], Progress, HostOrDeviceArray], tuple[Progress, Array, Hypotheses]
     ]
-    """(parameters, search, few) -> the search once its arrays are full, or all sentences are done,
-    or all but `few` at a multiple of `STRIDE` positions; which are done; and the `decode.n_best`
-    best hypotheses of each."""
+    """(parameters, search, leave_at) -> the search when `extend_until` leaves it; which sentences
+    are done; and the `decode.n_best` best hypotheses of each."""
     grow: Callable[[Progress], Progress]
     """Doubles the arrays."""
 
@@ -109,7 +109,7 @@ FIRST_LENGTH = 32
 
 def capacity(progress: Progress) -> Size:
     """Returns the number of positions of the arrays of a search."""
-    return progress.found.live.ids.shape[2]
+    return progress.beam.live.ids.shape[2]
 
 
 def make_phases(
@@ -124,42 +124,42 @@ def make_phases(
     suppressed: ids that no output may hold. first_length: None: the greatest length of all outputs.
     """
     chosen = choose_processors(config, suppressed)
-    rule = LENGTH_RULES[config.penalty](config.alpha)
+    penalty = LENGTH_PENALTIES[config.penalty](config.alpha)
 
-    def strategy_of(sentences: Sentences) -> Strategy:
-        return choose_strategy(config, phrases=sentences.phrases is not None)
-
-    def rules_of(sentences: Sentences, length: Size) -> Rules:
+    def search_of(sentences: Sentences, length: Size) -> tuple[Strategy, Rules]:
+        strategy = choose_strategy(config, phrases=sentences.phrases is not None)
         last = [] if sentences.prefix is None else [processors.forced_prefix]
-        return Rules(length, BOS, EOS, rule, [*chosen, *last])
+        return strategy, Rules(length, BOS, EOS, penalty, [*chosen, *last])
 
-    def start(params: Sequence[Params], lines: Lines) -> Progress:
+    def prefill(params: Sequence[Params], lines: Lines) -> Progress:
         source = jnp.asarray(lines.source)
         sentences = _sentences(models, config, lines)
         length = greatest_length(models, config, source.shape[1])
         if first_length is not None:
             length = min(max(first_length, source.shape[1]), length)
-        strategy = strategy_of(sentences)
-        state = prefill(models, list(map(dequantize, params)), source, strategy.beams, length)
-        return begin(strategy, state, sentences, rules_of(sentences, length))
+        strategy, rules = search_of(sentences, length)
+        state = ensemble.prefill(
+            models, list(map(dequantize, params)), source, strategy.beams, length
+        )
+        return begin(strategy, state, sentences, rules)
 
-    def proceed_(
-        params: Sequence[Params], progress: Progress, few: HostOrDeviceArray
+    def decode(
+        params: Sequence[Params], progress: Progress, leave_at: HostOrDeviceArray
     ) -> tuple[Progress, Array, Hypotheses]:
-        sentences = progress.sentences
-        strategy, rules = strategy_of(sentences), rules_of(sentences, capacity(progress))
-        step = make_step(models, list(map(dequantize, params)))
-        progress = proceed(strategy, step, progress, rules, jnp.asarray(few))
-        found = strategy.hypotheses(progress.found, rules)
-        found = Hypotheses(*(x[:, : config.n_best] for x in found))
-        return progress, progress.done, found
+        strategy, rules = search_of(progress.sentences, capacity(progress))
+        step = ensemble.make_step(models, list(map(dequantize, params)))
+        progress = extend_until(strategy, step, progress, rules, jnp.asarray(leave_at))
+        hypotheses = strategy.hypotheses(progress.beam, rules)
+        best = Hypotheses(*(x[:, : config.n_best] for x in hypotheses))
+        return progress, progress.done, best
 
     def grow(progress: Progress) -> Progress:
         length = 2 * capacity(progress)
-        found = strategy_of(progress.sentences).grow(progress.found, length)
-        return progress._replace(found=found, state=grow_state(models, progress.state, length))
+        strategy, _ = search_of(progress.sentences, length)
+        state = ensemble.grow_state(models, progress.state, length)
+        return progress._replace(beam=strategy.grow(progress.beam, length), state=state)
 
-    return Phases(start, proceed_, grow)
+    return Phases(prefill, decode, grow)
 
 
 def make_search(
@@ -169,10 +169,10 @@ def make_search(
     hypotheses of each line: the search as a whole, in arrays of the greatest length."""
     phases = make_phases(models, config, suppressed, first_length=None)
 
-    def find(params: Sequence[Params], lines: Lines) -> Hypotheses:
-        return phases.proceed(params, phases.start(params, lines), np.array(0, np.int32))[-1]
+    def search(params: Sequence[Params], lines: Lines) -> Hypotheses:
+        return phases.decode(params, phases.prefill(params, lines), np.array(0, np.int32))[-1]
 
-    return find
+    return search
 
 
 def _sentences(models: Sequence[Model], config: DecodeConfig, lines: Lines) -> Sentences:

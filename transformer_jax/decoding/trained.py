@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,8 +16,8 @@ from jaxtyping import Int
 from transformer_jax.config import Config, DecodeConfig, ModelConfig
 from transformer_jax.data.buckets import batches_by_length
 from transformer_jax.errors import UserError
-from transformer_jax.models.base import Model
 from transformer_jax.models.make import abstract_params, make_model
+from transformer_jax.models.transformer import Model
 from transformer_jax.parallel.kernel import shard_kernel
 from transformer_jax.parallel.mesh import (
     check_mesh,
@@ -79,38 +79,28 @@ class TrainedModel:
     @classmethod
     def load(
         cls: type[Trained],
-        folder: epath.PathLike,
-        *others: epath.PathLike,
+        folder: epath.PathLike | Run,
+        *others: epath.PathLike | Run,
         step: int | None = None,
         decode: DecodeConfig | None = None,
         **options: Any,
     ) -> Trained:
         """Loads a run, with its best checkpoint or that of `step`.
 
-        With `others`, the probabilities of all runs are averaged, with the search of the first.
-        UserError: their tokenizers are not the same.
+        With `others`, the probabilities of all runs are averaged, with the search of the first. A
+        run that is loaded already may be given instead of its folder. UserError: the tokenizers of
+        the runs are not the same.
         """
-        return cls.of_runs(*map(run.load, (folder, *others)), step=step, decode=decode, **options)
-
-    @classmethod
-    def of_runs(
-        cls: type[Trained],
-        first: Run,
-        *others: Run,
-        step: int | None = None,
-        decode: DecodeConfig | None = None,
-        **options: Any,
-    ) -> Trained:
-        """Does as `load`, with runs that are loaded."""
-        config = first.config
+        runs = [each if isinstance(each, Run) else run.load(each) for each in (folder, *others)]
+        first, config = runs[0], runs[0].config
         if decode is not None:
             config = dataclasses.replace(config, decode=decode)
-        for other in others:
+        for other in runs[1:]:
             _require_same_ids(first, other)
-        steps = [first.best_step() if step is None else step, *(o.best_step() for o in others)]
+        steps = [first.best_step() if step is None else step, *(r.best_step() for r in runs[1:])]
         models = [
-            Member(each.config.model, _load_params(each, own))
-            for each, own in zip((first, *others), steps, strict=True)
+            Member(each.config.model, _load_params(each, chosen))
+            for each, chosen in zip(runs, steps, strict=True)
         ]
         trained = cls(config, first.tokenizers, models[0].params, others=models[1:], **options)
         trained.steps = tuple(steps)
@@ -162,11 +152,6 @@ class TrainedModel:
         return batches_by_length(
             lengths, batch_tokens, self.max_length, data_parallel_size(self.mesh)
         )
-
-    def _run(self, function: Callable[..., Any], arrays: Any) -> Any:
-        """Returns what a compiled function of (parameters of each model, batch) computes."""
-        found = function(self.all_params, self._on_mesh(arrays))
-        return [None if x is None else np.asarray(x) for x in found]
 
     def _on_mesh(self, arrays: Any) -> Any:
         """Returns a batch on the devices, split by rows."""

@@ -14,14 +14,16 @@ from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
 from transformer_jax.config import Config, DecodeConfig
-from transformer_jax.decoding.loop import Loop, polled
-from transformer_jax.decoding.scoring import Attended, Scorer
+from transformer_jax.decoding.loop import Loop
+from transformer_jax.decoding.scoring import HeadSelection, Scorer
 from transformer_jax.decoding.strategies import Lines, Phases, greatest_length, make_phases
 from transformer_jax.decoding.trained import Member, TrainedModel, padded
 from transformer_jax.errors import UserError
+from transformer_jax.parallel import processes
 from transformer_jax.parallel.compile import DETERMINISTIC, REPLICATED, compile_function
 from transformer_jax.special_ids import EOS, PAD
 from transformer_jax.text.tokenizer import Tokenizers
+from transformer_jax.text.windows import windows
 from transformer_jax.types import Params
 
 THREADS = 2
@@ -37,7 +39,7 @@ class Hypothesis(NamedTuple):
 
     text: str
     ids: tuple[int, ...]  # with the end symbol, unless truncated
-    score: float  # the length rule of the log probability
+    score: float  # the log probability with the length penalty
     log_prob: float  # the model's own, in nats
     attention: np.ndarray | None = None  # [T, S], if asked for; with the end symbols
 
@@ -46,14 +48,16 @@ class Translation(str):
     """The text of the best hypothesis for a line. It has all of them, best first."""
 
     hypotheses: tuple[Hypothesis, ...]
+    source: str
+    """The line."""
 
-    def __new__(cls, hypotheses: Sequence[Hypothesis]) -> Translation:
+    def __new__(cls, hypotheses: Sequence[Hypothesis], source: str) -> Translation:
         self = super().__new__(cls, hypotheses[0].text)
-        self.hypotheses = tuple(hypotheses)
+        self.hypotheses, self.source = tuple(hypotheses), source
         return self
 
     def __getnewargs__(self) -> tuple[Any, ...]:  # for copies and pickles
-        return (self.hypotheses,)
+        return self.hypotheses, self.source
 
     @property
     def text(self) -> str:
@@ -69,10 +73,10 @@ class Translation(str):
 class Translator(TrainedModel):
     """Translates lines of text with a trained model, or with an ensemble of several.
 
-    Several threads may use it. cancelled: is called before each part of a search, in the thread
-    that calls; if it returns True, Cancelled is raised. attended: the layers or heads of
-    cross-attention whose mean weights each hypothesis has; None: hypotheses have none. UserError:
-    the model has no such layer or head.
+    Several threads may use it, unless there is a function `cancelled`: it is called before each
+    program of a search, in the thread that translates, and if it returns True, the search raises
+    Cancelled. heads: the layers or heads of cross-attention whose mean weights each hypothesis has;
+    None: hypotheses have none. UserError: the model has no such layer or head.
     """
 
     def __init__(
@@ -83,12 +87,12 @@ class Translator(TrainedModel):
         mesh: Mesh | None = None,
         cancelled: Callable[[], bool] | None = None,
         others: Sequence[Member] = (),
-        attended: Attended | None = None,
+        heads: HeadSelection | None = None,
     ) -> None:
         super().__init__(config, tokenizers, params, mesh, others)
         self._cancelled = cancelled
-        self._loop = self._make_loop()
-        self._scorer = None if attended is None else Scorer.like(self, attended)
+        self._phases = self._compile_phases()
+        self._scorer = None if heads is None else Scorer.like(self, heads)
 
     def with_search(self, decode: DecodeConfig) -> Translator:
         """Returns a translator with another search, which shares the parameters."""
@@ -96,7 +100,7 @@ class Translator(TrainedModel):
             return self
         other = copy.copy(self)
         other.config = dataclasses.replace(self.config, decode=decode)
-        other._loop = other._make_loop()
+        other._phases = other._compile_phases()
         return other
 
     @overload
@@ -120,21 +124,32 @@ class Translator(TrainedModel):
         prefixes: Iterable[str] | None = None,
         phrases: Iterable[Sequence[str]] | None = None,
         *,
-        window: int = WINDOW,
+        done: Callable[[int], None] = lambda count: None,
     ) -> Iterator[Translation]:
-        """Yields the translations of `lines` in order, reading `window` lines at a time.
+        """Yields the translations of `lines` in order, reading up to `WINDOW` lines at a time.
+
+        If no line arrives for a while, those that have arrived are translated, so that a pipe may
+        wait for a translation before it sends the next line. Lines are read in a thread. Of several
+        processes, the coordinator alone reads, and all translate its lines.
 
         Each translation has `decode.n_best` hypotheses, or fewer if the search finds fewer.
         prefixes: how the translation of each line begins. phrases: what that of each line holds.
+        done: as in `translate`.
 
         UserError: there are more lines than prefixes or phrases, or they do not fit.
         """
-        lines, first = iter(lines), 1
-        others: list[Any] = [None if each is None else iter(each) for each in (prefixes, phrases)]
-        while group := list(itertools.islice(lines, window)):
-            given = [None if o is None else list(itertools.islice(o, len(group))) for o in others]
-            yield from self.translate(group, *given, first=first)
-            first += len(group)
+        inputs = [None if each is None else iter(each) for each in (prefixes, phrases)]
+
+        def read() -> Iterator[list[Any]]:
+            for window in windows(lines, WINDOW):
+                count = len(window)
+                more = (None if i is None else list(itertools.islice(i, count)) for i in inputs)
+                yield [window, *more]
+
+        first = 1
+        for window, *constraints in processes.stream(read()):
+            yield from self.translate(window, *constraints, first=first, done=done)
+            first += len(window)
 
     def translate(
         self,
@@ -150,10 +165,10 @@ class Translator(TrainedModel):
         first: number of the first line, for messages and for samples. done: called again and again
         with the number of lines that have been translated since, in any thread.
         """
-        for name, given in (("prefix", prefixes), ("phrases", phrases)):
-            if given is not None and len(given) < len(lines):
+        for name, values in (("prefix", prefixes), ("phrases", phrases)):
+            if values is not None and len(values) < len(lines):
                 raise UserError(
-                    f"line {first + len(given)}: has no {name}; give one, or a blank line, each"
+                    f"line {first + len(values)}: has no {name}; give one, or a blank line, each"
                 )
         requests = [
             _Request(
@@ -163,12 +178,12 @@ class Translator(TrainedModel):
             )
             for i, line in enumerate(lines)
         ]
-        found = self._find(requests, first, done)
+        results = self._search(requests, first, done)
         if self._scorer is not None:
-            found = self._with_attention(self._scorer.with_params(self.params), requests, found)
-        return [Translation(hypotheses) for hypotheses in found]
+            results = self._with_attention(self._scorer.with_params(self.params), requests, results)
+        return [Translation(*each) for each in zip(results, lines, strict=True)]
 
-    def _find(
+    def _search(
         self, requests: Sequence[_Request], first: int, done: Callable[[int], None]
     ) -> list[list[Hypothesis]]:
         """Returns the hypotheses of each line of a window; `first` is the number of its first."""
@@ -190,8 +205,18 @@ class Translator(TrainedModel):
         def done_with(batch: int, row: int) -> None:
             done(int(row < len(batches[batch][1])))  # not with rows of padding
 
-        found = self._loop(self.all_params, [lines_of(*batch) for batch in batches], done_with)
-        for (_, members), rows in zip(batches, found, strict=True):
+        one_device = self.mesh.size == 1
+        loop = Loop(
+            self._phases,
+            self.all_params,
+            [lines_of(*batch) for batch in batches],
+            # `cancelled` may ask other processes, which must be asked by all in the same order.
+            threads=THREADS if one_device and self._cancelled is None else 1,
+            merge=one_device,
+            done=done_with,
+            cancelled=self._cancelled or (lambda: False),
+        )
+        for (_, members), rows in zip(batches, loop.run(), strict=True):
             for index, arrays in zip(members, rows, strict=False):
                 results[index] = self._hypotheses(*arrays)
         return results
@@ -208,8 +233,8 @@ class Translator(TrainedModel):
             most = _power_of_two(max(map(len, phrases)))
             longest = _power_of_two(max(len(ids) for row in phrases for ids in row))
             array = np.full((shape[0], most, longest), PAD, np.int32)
-            for row, own in enumerate(phrases):
-                array[row] = padded(own, (most, longest))
+            for row, of_line in enumerate(phrases):
+                array[row] = padded(of_line, (most, longest))
             lines = lines._replace(phrases=array)
         return lines
 
@@ -234,21 +259,21 @@ class Translator(TrainedModel):
         self,
         scorer: Scorer,
         requests: Sequence[_Request],
-        found: Sequence[Sequence[Hypothesis]],
+        results: Sequence[Sequence[Hypothesis]],
     ) -> list[list[Hypothesis]]:
         """Returns the hypotheses with the attention of a pass over their ids."""
         pairs = [
             (request.source, each.ids)
-            for request, hypotheses in zip(requests, found, strict=True)
+            for request, hypotheses in zip(requests, results, strict=True)
             for each in hypotheses
         ]
         scores = iter(scorer.of_ids(pairs))
         return [
             [each._replace(attention=next(scores).attention) for each in hypotheses]
-            for hypotheses in found
+            for hypotheses in results
         ]
 
-    def _make_loop(self) -> Loop:
+    def _compile_phases(self) -> Phases:
         config = self.config
         options = DETERMINISTIC if config.execution.deterministic else None
         suppressed = [self.tokenizers.target.find(piece) for piece in config.decode.suppress]
@@ -263,16 +288,11 @@ class Translator(TrainedModel):
             )
         phases = make_phases(self.models, config.decode, suppressed)
         compiled = partial(compile_function, mesh=self.mesh, options=options)
-        alone = self.mesh.size == 1
-        shared = (None, REPLICATED, REPLICATED)
-        return Loop(
-            Phases(
-                polled(compiled(phases.start, result=None), self._cancelled),
-                polled(compiled(phases.proceed, result=shared, donate=(1,)), self._cancelled),
-                compiled(phases.grow, result=None),
-            ),
-            threads=THREADS if alone and self._cancelled is None else 1,
-            regroup=alone,
+        shardings = (None, REPLICATED, REPLICATED)  # each process reads what is done, and the ids
+        return Phases(
+            compiled(phases.prefill, result=None),
+            compiled(phases.decode, result=shardings, donate=(1,)),
+            compiled(phases.grow, result=None),
         )
 
     def _encode_prefix(self, text: str, number: int, source: Sequence[int]) -> list[int]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from transformer_jax.attention.positions import position_table
 from transformer_jax.config import AttentionConfig, ModelConfig
 from transformer_jax.errors import UserError
-from transformer_jax.models.embedding import sinusoids
 from transformer_jax.special_ids import BOS, EOS, UNK
 from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.types import Params
@@ -79,15 +79,15 @@ def _require_expressible(config: ModelConfig) -> None:
         "decoder_attention": (AttentionConfig(),),
         "cross_attention": (AttentionConfig(),),
     }
-    for name, known in wanted.items():
+    for name, supported in wanted.items():
         value = getattr(config, name)
-        if value in known:
+        if value in supported:
             continue
         if isinstance(value, AttentionConfig):
-            name, value, known = f"{name}.kind", value.kind, ("soft",)
+            name, value, supported = f"{name}.kind", value.kind, ("soft",)
         raise UserError(
             f"model.{name}={value!r}: CTranslate2 cannot express it; it must be "
-            f"{' or '.join(map(str, known))}"
+            f"{' or '.join(map(str, supported))}"
         )
 
 
@@ -99,10 +99,7 @@ def _fill_embedding(part: Any, table: Any, params: Params, config: ModelConfig) 
     table.weight = _array(params["embedding"])
     scale = config.d_model**0.5 if config.embedding_scale is None else config.embedding_scale
     part.scale_embeddings = np.float32(scale)
-    if config.positions == "learned":
-        positions = params["positions"]
-    else:
-        positions = sinusoids(config.max_length, config.d_model, config.position_layout)
+    positions = params["positions"] if config.positions == "learned" else position_table(config)
     part.position_encodings.encodings = _array(positions)
 
 

@@ -67,10 +67,10 @@ def export(
 
     def step(leaves: Sequence[Any], ids: Any, index: Any, state: Sequence[Any]) -> Any:
         variables = {"params": jax.tree.unflatten(tree, leaves)}
-        found: Any = model.apply(
+        output: Any = model.apply(
             variables, ids, jax.tree.unflatten(structure, state), index, method="decode_step"
         )
-        return found[0][:, 0], jax.tree.leaves(found[1])
+        return output[0][:, 0], jax.tree.leaves(output[1])
 
     def greedy(leaves: Sequence[Any], source: Any) -> Any:
         search = make_search([model], decode)

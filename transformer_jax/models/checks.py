@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from transformer_jax.attention import Kernel
-from transformer_jax.attention.kernels import check_kernel
+from transformer_jax.attention import AnyKernel
+from transformer_jax.attention.kernels import check_kernel, find_kernel
 from transformer_jax.attention.layer_kinds import Kind, find_kind
 from transformer_jax.attention.scores import SCORES, find_score
-from transformer_jax.config import ROLES, ModelConfig
+from transformer_jax.config import ROLES, AttentionConfig, ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.models.feed_forward import find_activation
+from transformer_jax.models.self_layers import find_self_layer
 
 
-def check_model(config: ModelConfig, kernel: str | Kernel = "auto") -> None:
+def check_model(config: ModelConfig, kernel: AnyKernel = "auto") -> None:
     """Checks that `config` is possible, and that the kernel can compute its attentions.
 
     UserError: a check fails; the message names the field, its value and what would be right.
@@ -21,6 +23,7 @@ def check_model(config: ModelConfig, kernel: str | Kernel = "auto") -> None:
     find_activation(config.activation)
     for role in ROLES:
         _check_attention(config, role, find_kind(role, getattr(config, role).kind))
+    _check_self_layer(config)
     _check_kernel(config, kernel)
 
 
@@ -30,6 +33,11 @@ def check_packing(config: ModelConfig) -> None:
         raise UserError(
             f"data.packing=True: must be false where model.labels={config.labels}: "
             "a classifier's targets are not packed"
+        )
+    if not find_self_layer(config.self_layer).packing:
+        raise UserError(
+            f"data.packing=True: must be false where model.self_layer={config.self_layer!r}, "
+            "which does not support it"
         )
     for role in ROLES:
         kind = getattr(config, role).kind
@@ -43,12 +51,7 @@ def check_packing(config: ModelConfig) -> None:
 def _check_attention(config: ModelConfig, role: str, kind: Kind) -> None:
     attention, depth = getattr(config, role), config.depth_of(role)
     find_score(role, attention.score)
-
-    def require(condition: bool, field: str, wanted: str) -> None:
-        if not condition:
-            value = getattr(attention, field)
-            raise UserError(f"model.{role}.{field}={value!r}: must be {wanted}")
-
+    require = partial(config.require_attention, role)
     is_label = role == "cross_attention" and config.labels is not None
     reason = kind.excluded.get("label_attention" if is_label else role)
     require(reason is None, "kind", f"another kind, since {reason}")
@@ -66,6 +69,22 @@ def _check_attention(config: ModelConfig, role: str, kind: Kind) -> None:
     _check_dropout(config, attention, kind)
 
 
+def _check_self_layer(config: ModelConfig) -> None:
+    """Raises UserError for what the decoder's self-layer does not support."""
+    entry, plain = find_self_layer(config.self_layer), AttentionConfig()
+    required = {
+        "positions": (config.positions in entry.positions, " or ".join(entry.positions)),
+        "attention_dropout": (entry.dropout or config.attention_dropout == 0, "0"),
+        "decoder_attention": (entry.attention or config.decoder_attention == plain, "left out"),
+    }
+    for name, (ok, want) in required.items():
+        if not ok:
+            raise UserError(
+                f"model.{name}={getattr(config, name)!r}: must be {want} with "
+                f"model.self_layer={config.self_layer!r}"
+            )
+
+
 def _check_dropout(config: ModelConfig, attention: Any, kind: Kind) -> None:
     """Checks that kind and score support the attention dropout. UserError: they do not."""
     if not config.attention_dropout or (kind.dropout and SCORES[attention.score].product):
@@ -76,9 +95,9 @@ def _check_dropout(config: ModelConfig, attention: Any, kind: Kind) -> None:
     )
 
 
-def _check_kernel(config: ModelConfig, kernel: str | Kernel) -> None:
+def _check_kernel(config: ModelConfig, kernel: AnyKernel) -> None:
     """Raises UserError for an unknown kernel, or one that lacks what the model needs."""
-    if not isinstance(kernel, str):
+    if not isinstance(kernel, str) or kernel == "auto":
         return
     needs: dict[str, str] = {}
     if config.positions in ("alibi", "relative"):
@@ -89,4 +108,4 @@ def _check_kernel(config: ModelConfig, kernel: str | Kernel) -> None:
         label = getattr(config, role).kind
         for feature in find_kind(role, label).kernel_features:
             needs[feature] = f"model.{role}.kind={label!r}"
-    check_kernel(kernel, needs, config.dtype)
+    check_kernel(find_kernel(kernel), needs, config.dtype, "execution.kernel")

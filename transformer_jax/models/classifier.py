@@ -6,17 +6,16 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.attention import Mask, MultiHeadAttention, padding_mask
+from transformer_jax.attention import Context, Mask, MultiHeadAttention, padding_mask
 from transformer_jax.config import ModelConfig
 from transformer_jax.dropout import dropout
 from transformer_jax.errors import UserError
-from transformer_jax.models.base import Model, token_means
 from transformer_jax.models.embedding import Embedding
-from transformer_jax.models.layers import Encoder, split_key
+from transformer_jax.models.layers import Encoder, split_rng
+from transformer_jax.models.transformer import Model, token_means
 from transformer_jax.types import (
     Auxiliary,
     Batch,
-    DecodeState,
     Key,
     ModelOutput,
     Size,
@@ -45,13 +44,13 @@ class Classifier(Model):
         self.queries = self.param("queries", nn.initializers.normal(1.0), shape)
         self._set_up_output()
 
-    def __call__(self, batch: Batch, key: Key | None = None) -> ModelOutput:
+    def __call__(self, batch: Batch, rng: Key | None = None) -> ModelOutput:
         """Returns the logits of the first T labels. UserError: the model has fewer labels."""
-        encoder_key, labels_key = split_key(key, 2)
+        encoder_rng, labels_rng = split_rng(rng, 2)
         check_labels(self.config, batch.target_out.shape[1])
-        memory, encoder = self.encode(batch.source, key=encoder_key)
+        memory, encoder = self.encode(batch.source, rng=encoder_rng)
         queries = self.queries[: batch.target_out.shape[1]]
-        logits, labels = self._label(queries, memory, padding_mask(batch.source), labels_key)
+        logits, labels = self._label(queries, memory, padding_mask(batch.source), labels_rng)
         metrics = token_means(encoder.metrics, batch.source)
         metrics |= token_means(labels.metrics, batch.target_out)
         both = encoder | labels
@@ -62,31 +61,30 @@ class Classifier(Model):
         queries: Float[Array, "T D"],
         memory: Float[Array, "B S D"],
         mask: Mask,
-        key: Key | None = None,
+        rng: Key | None = None,
     ) -> tuple[Float[Array, "B T V"], Auxiliary]:
-        keys = split_key(key, 2)
+        rngs = split_rng(rng, 2)
         x = jnp.broadcast_to(queries.astype(memory.dtype), (memory.shape[0], *queries.shape))
-        projected = self.cross_attention.project(memory)
-        y, auxiliary = self.cross_attention(x, projected, mask, keys[0])
-        x = x + dropout(y, self.config.dropout, keys[1])
+        keys_values = self.cross_attention.project(memory)
+        y, auxiliary = self.cross_attention(x, Context(mask), rngs[0], keys_values)
+        x = x + dropout(y, self.config.dropout, rngs[1])
         return self.logits(x), auxiliary.within("labels")
 
-    def prefill(self, source: Int[Array, "B S"], beams: int, length: Size) -> DecodeState:
-        """Returns the logits of all labels as the memory. Hypotheses have no state."""
+    def prefill(self, source: Int[Array, "B S"], beams: int, length: Size) -> Float[Array, "B T V"]:
+        """Returns the logits of all labels, which is all the state of decoding."""
         memory, _ = self.encode(source)
         logits, _ = self._label(self.queries, memory, padding_mask(source))
-        return DecodeState(logits, ())
+        return logits
 
-    @staticmethod
-    def grow(state: DecodeState, length: int) -> DecodeState:
+    def grow(self, state: Float[Array, "B T V"], length: int) -> Float[Array, "B T V"]:
         """Returns the state, which has the same size for any number of ids."""
         return state
 
     def decode_step(
-        self, ids: Int[Array, "B K"], state: DecodeState, index: Int[Array, ""]
-    ) -> tuple[Float[Array, "B K V"], DecodeState, Auxiliary]:
+        self, ids: Int[Array, "B K"], state: Float[Array, "B T V"], index: Int[Array, ""]
+    ) -> tuple[Float[Array, "B K V"], Float[Array, "B T V"], Auxiliary]:
         """Returns the logits of the label at position `index`, which do not depend on `ids`."""
-        logits = jnp.take(state.memory, index, axis=1, mode="clip")[:, None]
+        logits = jnp.take(state, index, axis=1, mode="clip")[:, None]
         logits = jnp.broadcast_to(logits, (*ids.shape, logits.shape[-1]))
         return logits, state, no_auxiliary()
 

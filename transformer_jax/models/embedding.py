@@ -7,25 +7,13 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.attention.positions import frequencies
+from transformer_jax.attention.positions import position_table
 from transformer_jax.config import ModelConfig
 from transformer_jax.dropout import dropout
 from transformer_jax.errors import UserError
 from transformer_jax.types import Constrain, Key, unconstrained
-
-
-def sinusoids(length: int, d_model: int, layout: str = "interleaved") -> np.ndarray:
-    """Returns the table of positions [length, d_model], float32 (section 3.5).
-
-    PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos(...). With the layout "halves", the
-    sines are in the first half of the columns and the cosines in the second.
-    """
-    angle = np.arange(length)[:, None] * frequencies(d_model)
-    waves = np.stack([np.sin(angle), np.cos(angle)], axis=-1 if layout == "interleaved" else 1)
-    return waves.reshape(length, d_model).astype(np.float32)
 
 
 class Embedding(nn.Module):
@@ -54,12 +42,12 @@ class Embedding(nn.Module):
             shape = (config.max_length, width)
             self.table = self.param("positions", nn.initializers.normal(0.02), shape)
         elif config.positions == "sinusoidal":
-            self.table = sinusoids(config.max_length, width, config.position_layout)
+            self.table = position_table(config)
         else:
             self.table = None  # positions are applied in self-attention, or not at all
 
     def __call__(
-        self, ids: Int[Array, "B T"], positions: Int[Array, "#B T"] | None, key: Key | None
+        self, ids: Int[Array, "B T"], positions: Int[Array, "#B T"] | None, rng: Key | None
     ) -> Float[Array, "B T D"]:
         """Returns the embedded `ids`; `positions` None: each row is one sentence."""
         config = self.config
@@ -71,7 +59,7 @@ class Embedding(nn.Module):
         x = self._look_up(ids, dtype) * jnp.asarray(scale, dtype)
         if self.table is not None:
             x = x + jnp.asarray(self.table, dtype)[positions]
-        return dropout(self.constrain(x, ("batch", "length", None)), config.dropout, key)
+        return dropout(self.constrain(x, ("batch", "length", None)), config.dropout, rng)
 
     def logits(self, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """Returns the products with all embeddings in float32 (section 3.4)."""

@@ -47,15 +47,15 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], key: Key | None
+        self, x: Float[Array, "B T D"], rng: Key | None
     ) -> tuple[Float[Array, "B T D"], Auxiliary]:
         """Returns the output, and auxiliary losses and metrics, of which this network has none.
 
-        `key` is the rng of dropout on the hidden layer.
+        rng: of dropout on the hidden layer; None: evaluation.
         """
         config = self.config
         activation = find_activation(config.activation)
         hidden = activation(lambda name: dense(config, config.d_ff, name=name)(x))
         hidden = self.constrain(hidden, ("batch", "length", "d_ff"))
-        output = dense(config, config.d_model, name="out")(dropout(hidden, config.ffn_dropout, key))
+        output = dense(config, config.d_model, name="out")(dropout(hidden, config.ffn_dropout, rng))
         return output, no_auxiliary()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 from operator import or_
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 import flax.linen as nn
 import jax
@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.attention import (
-    Kernel,
+    AnyKernel,
+    Context,
     KeysValues,
     KVCache,
     Mask,
@@ -24,134 +25,149 @@ from transformer_jax.attention import (
 from transformer_jax.config import ModelConfig
 from transformer_jax.dropout import dropout
 from transformer_jax.models.feed_forward import FeedForward
-from transformer_jax.types import Auxiliary, Constrain, Key, Size, no_auxiliary, unconstrained
+from transformer_jax.models.self_layers import make_self_layer
+from transformer_jax.types import (
+    Auxiliary,
+    Constrain,
+    DecodeState,
+    Key,
+    LayerState,
+    Size,
+    no_auxiliary,
+    unconstrained,
+)
 
 HIDDEN = ("batch", "length", None)
 """Logical names of the dimensions of hidden states."""
 
 LayerType = TypeVar("LayerType", bound=nn.Module)
 
-Keys = list[Key] | list[None]
-"""One rng for each use; None: evaluation."""
-
-
-class SelfAttentionInputs(NamedTuple):
-    """Inputs of self-attention besides the hidden states: mask, positions and bias."""
-
-    mask: Mask
-    positions: Int[Array, "#B T"]
-    bias: Float[Array, "#B #N #T S"] | None
-
 
 class _Layer(nn.Module):
-    """Base class of encoder and decoder layers: self-attention and feed-forward."""
+    """Base class of encoder and decoder layers: residual sums, normalization and feed-forward."""
 
     config: ModelConfig
-    kernel: str | Kernel = "auto"
+    kernel: AnyKernel = "auto"
     constrain: Constrain = unconstrained
 
-    def _set_up(self, role: str) -> None:
-        self.self_attention = self._attention(role)
-        self.self_attention_norm = layer_norm(self.config)
-        self.ffn = FeedForward(self.config, self.constrain)
-        self.ffn_norm = layer_norm(self.config)
+    def _input(
+        self, norm: Callable[[Array], Array], x: Float[Array, "B T D"]
+    ) -> Float[Array, "B T D"]:
+        """Returns the input of a sub-layer: x, with pre-norm normalized."""
+        return norm(x) if self.config.norm == "pre" else x
 
-    def _attention(self, role: str) -> MultiHeadAttention:
-        return MultiHeadAttention(self.config, role, self.kernel, self.constrain)
-
-    def _attend_to_self(
-        self,
-        x: Float[Array, "B T D"],
-        inputs: SelfAttentionInputs,
-        keys: Keys,
-        cache: tuple[KVCache, Int[Array, ""]] | None = None,
-    ) -> tuple[Float[Array, "B T D"], KVCache | None, Auxiliary]:
-        """Returns the output, the cache with these positions, and the auxiliary values."""
-        mask, positions, bias = inputs
-
-        def attend(y: Array) -> tuple[Array, tuple[KVCache | None, Auxiliary]]:
-            memory, written = self.self_attention.project(y, positions), None
-            if cache is not None:
-                written = cache[0].write(memory, cache[1])
-                memory = written.read()
-            y, auxiliary = self.self_attention(
-                y, memory, mask, keys[0], bias=bias, positions=positions
-            )
-            return y, (written, auxiliary)
-
-        x, (written, auxiliary) = self._residual(self.self_attention_norm, attend, x, keys[1])
-        return x, written, auxiliary
-
-    def _feed_forward(
-        self, x: Float[Array, "B T D"], keys: Keys
-    ) -> tuple[Float[Array, "B T D"], Auxiliary]:
-        x, auxiliary = self._residual(self.ffn_norm, lambda y: self.ffn(y, keys[0]), x, keys[1])
-        return x, auxiliary.within("ffn")
-
-    def _residual(
+    def _add(
         self,
         norm: Callable[[Array], Array],
-        sublayer: Callable[[Array], tuple[Array, Any]],
-        x: Array,
-        key: Key | None,
-    ) -> tuple[Array, Any]:
-        """Returns norm(x + dropout(sublayer(x))) and the sub-layer's other results.
+        x: Float[Array, "B T D"],
+        y: Float[Array, "B T D"],
+        rng: Key | None,
+    ) -> Float[Array, "B T D"]:
+        """Returns x + dropout(y), y being the sub-layer's output, with post-norm normalized.
 
-        With pre-norm, the first is x + dropout(sublayer(norm(x))). (Section 5.4)
+        (Sections 3.1 and 5.4)
         """
-        pre_norm = self.config.norm == "pre"
-        y, rest = sublayer(norm(x) if pre_norm else x)
-        y = x + dropout(y, self.config.dropout, key)
-        return self.constrain(y if pre_norm else norm(y), HIDDEN), rest
+        x = x + dropout(y, self.config.dropout, rng)
+        return self.constrain(norm(x) if self.config.norm == "post" else x, HIDDEN)
 
 
 class EncoderLayer(_Layer):
     """Self-attention and feed-forward (section 3.1)."""
 
     def setup(self) -> None:
-        self._set_up("encoder_attention")
+        config = self.config
+        self.self_attention = MultiHeadAttention(
+            config, "encoder_attention", self.kernel, self.constrain
+        )
+        self.self_attention_norm = layer_norm(config)
+        self.ffn = FeedForward(config, self.constrain)
+        self.ffn_norm = layer_norm(config)
 
     def __call__(
-        self, x: Float[Array, "B S D"], inputs: SelfAttentionInputs, key: Key | None
+        self, x: Float[Array, "B S D"], context: Context, rng: Key | None = None
     ) -> tuple[Float[Array, "B S D"], Auxiliary]:
-        """Returns the output and the auxiliary values of attention."""
-        keys = split_key(key, 4)
-        x, _, own = self._attend_to_self(x, inputs, keys[:2])
-        x, ffn = self._feed_forward(x, keys[2:])
-        return x, own | ffn
+        """Returns the output and the auxiliary values of both sub-layers."""
+        rngs = split_rng(rng, 4)
+
+        y = self._input(self.self_attention_norm, x)
+        y, attention = self.self_attention(y, context, rngs[0])
+        x = self._add(self.self_attention_norm, x, y, rngs[1])
+
+        y = self._input(self.ffn_norm, x)
+        y, ffn = self.ffn(y, rngs[2])
+        x = self._add(self.ffn_norm, x, y, rngs[3])
+
+        return x, attention | ffn.within("ffn")
 
 
 class DecoderLayer(_Layer):
-    """Causal self-attention, cross-attention to the memory, and feed-forward (section 3.1)."""
+    """Causal self-attention, or what takes its place, cross-attention and feed-forward.
+
+    (Section 3.1)
+    """
 
     def setup(self) -> None:
-        self._set_up("decoder_attention")
-        self.cross_attention = self._attention("cross_attention")
-        self.cross_attention_norm = layer_norm(self.config)
+        config = self.config
+        self.self_attention = make_self_layer(config, self.kernel, self.constrain)
+        self.self_attention_norm = layer_norm(config)
+        self.cross_attention = MultiHeadAttention(
+            config, "cross_attention", self.kernel, self.constrain
+        )
+        self.cross_attention_norm = layer_norm(config)
+        self.ffn = FeedForward(config, self.constrain)
+        self.ffn_norm = layer_norm(config)
 
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        memory: KeysValues,
-        inputs: SelfAttentionInputs,
-        cross_mask: Mask,
-        key: Key | None = None,
-        cache: tuple[KVCache, Int[Array, ""]] | None = None,
-    ) -> tuple[Float[Array, "B T D"], KVCache | None, Auxiliary]:
-        """Returns the output, the new cache, and the auxiliary values.
+        context: Context,
+        keys_values: KeysValues,
+        cross_context: Context,
+        rng: Key | None = None,
+    ) -> tuple[Float[Array, "B T D"], Auxiliary]:
+        """Returns the output and the auxiliary values of the three sub-layers, for training."""
+        rngs = split_rng(rng, 6)
 
-        With a `cache` of earlier positions, and the index in it at which to write those of x, x
-        attends to all of them.
-        """
-        keys = split_key(key, 6)
+        y = self._input(self.self_attention_norm, x)
+        y, self_attention = self.self_attention(y, context, rngs[0])
+        x = self._add(self.self_attention_norm, x, y, rngs[1])
 
-        def attend(y: Array) -> tuple[Array, Auxiliary]:
-            return self.cross_attention(y, memory, cross_mask, keys[2])
+        x, others = self._attend_to_memory(x, keys_values, cross_context, rngs[2:])
+        return x, self_attention | others
 
-        x, written, own = self._attend_to_self(x, inputs, keys[:2], cache)
-        x, cross = self._residual(self.cross_attention_norm, attend, x, keys[3])
-        x, ffn = self._feed_forward(x, keys[4:])
-        return x, written, own | cross | ffn
+    def step(
+        self,
+        x: Float[Array, "B K D"],
+        state: LayerState,
+        context: Context,
+        keys_values: KeysValues,
+        cross_context: Context,
+    ) -> tuple[Float[Array, "B K D"], LayerState, Auxiliary]:
+        """Returns the output for K hypotheses, the new state, and the auxiliary values."""
+        y = self._input(self.self_attention_norm, x)
+        y, state, self_attention = self.self_attention.step(y, state, context)
+        x = self._add(self.self_attention_norm, x, y, None)
+
+        x, others = self._attend_to_memory(x, keys_values, cross_context, [None] * 4)
+        return x, state, self_attention | others
+
+    def _attend_to_memory(
+        self,
+        x: Float[Array, "B T D"],
+        keys_values: KeysValues,
+        context: Context,
+        rngs: list[Key | None],
+    ) -> tuple[Float[Array, "B T D"], Auxiliary]:
+        """Applies cross-attention and feed-forward, the sub-layers after self-attention."""
+        y = self._input(self.cross_attention_norm, x)
+        y, attention = self.cross_attention(y, context, rngs[0], keys_values)
+        x = self._add(self.cross_attention_norm, x, y, rngs[1])
+
+        y = self._input(self.ffn_norm, x)
+        y, ffn = self.ffn(y, rngs[2])
+        x = self._add(self.ffn_norm, x, y, rngs[3])
+
+        return x, attention | ffn.within("ffn")
 
 
 class _Stack(nn.Module):
@@ -161,29 +177,32 @@ class _Stack(nn.Module):
     """
 
     config: ModelConfig
-    kernel: str | Kernel = "auto"
+    kernel: AnyKernel = "auto"
     constrain: Constrain = unconstrained
     remat: str = "none"
 
-    def _set_up(self, layer: type[_Layer], depth: int, *, both_sides: bool) -> None:
-        layer = nn.jit(rematerialized(layer, self.remat))
+    def _set_up(self, layer: type[_Layer], depth: int, methods: list[str]) -> None:
+        layer = nn.jit(rematerialized(layer, self.remat), methods=methods)
         self.layers = [
             layer(self.config.of_layer(i), self.kernel, self.constrain) for i in range(depth)
         ]
         if self.config.norm == "pre":
             self.norm = layer_norm(self.config)
         if self.config.positions == "relative":
+            both_sides = isinstance(self, Encoder)
             self.bias = RelativeBias(self.config.heads, both_sides=both_sides)
 
-    def _self_attention_inputs(self, mask: Mask, queries: Size, keys: Size) -> SelfAttentionInputs:
-        """Returns the inputs of self-attention, including the bias, that all layers share."""
+    def _context(
+        self, mask: Mask, queries: Size, keys: Size, index: Int[Array, ""] | None = None
+    ) -> Context:
+        """Returns the context of self-attention, including the bias, that all layers share."""
         query_positions, key_positions = mask.positions(queries, keys)
         bias = None
         if self.config.positions == "alibi":
             bias = alibi(query_positions, key_positions, self.config.heads)
         elif self.config.positions == "relative":
             bias = self.bias(query_positions, key_positions)
-        return SelfAttentionInputs(mask, query_positions, bias)
+        return Context(mask, query_positions, bias, index)
 
     def _normalized(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         return self.norm(x) if self.config.norm == "pre" else x
@@ -193,60 +212,106 @@ class Encoder(_Stack):
     """N encoder layers, with pre-norm followed by layer normalization."""
 
     def setup(self) -> None:
-        self._set_up(EncoderLayer, self.config.depths[0], both_sides=True)
+        self._set_up(EncoderLayer, self.config.depths[0], ["__call__"])
 
     def __call__(
-        self, x: Float[Array, "B S D"], mask: Mask, key: Key | None
+        self, x: Float[Array, "B S D"], mask: Mask, rng: Key | None = None
     ) -> tuple[Float[Array, "B S D"], Auxiliary]:
         """Returns the memory, and the auxiliary values of the layers under their numbers."""
-        keys = split_key(key, len(self.layers))
-        inputs = self._self_attention_inputs(mask, x.shape[1], x.shape[1])
+        rngs = split_rng(rng, len(self.layers))
+        context = self._context(mask, x.shape[1], x.shape[1])
         auxiliaries: list[Auxiliary] = []
         for i, layer in enumerate(self.layers):
-            x, auxiliary = layer(x, inputs, keys[i])
+            x, auxiliary = layer(x, context, rngs[i])
             auxiliaries.append(auxiliary.within(str(i)))
-        return self._normalized(x), _merged(auxiliaries)
+        return self._normalized(x), merged(auxiliaries)
 
 
 class Decoder(_Stack):
     """M decoder layers, with pre-norm followed by layer normalization."""
 
     def setup(self) -> None:
-        self._set_up(DecoderLayer, self.config.depths[1], both_sides=False)
+        self._set_up(DecoderLayer, self.config.depths[1], ["__call__", "step"])
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        memory: Float[Array, "B S D"],
+        mask: Mask,
+        cross_mask: Mask,
+        rng: Key | None = None,
+    ) -> tuple[Float[Array, "B T D"], Auxiliary]:
+        """Returns the output at all target positions, and auxiliary values as the encoder does."""
+        rngs = split_rng(rng, len(self.layers))
+        context = self._context(mask, x.shape[1], x.shape[1])
+        keys_values = self.project(memory)
+        auxiliaries: list[Auxiliary] = []
+        for i, layer in enumerate(self.layers):
+            x, auxiliary = layer(x, context, keys_values[i], Context(cross_mask), rngs[i])
+            auxiliaries.append(auxiliary.within(str(i)))
+        return self._normalized(x), merged(auxiliaries)
 
     def project(self, memory: Float[Array, "B S D"]) -> list[KeysValues]:
         """Returns the keys and values of the memory for the cross-attention of each layer."""
         return [layer.cross_attention.project(memory) for layer in self.layers]
 
-    def init_caches(self, sentences: Size, length: Size) -> list[KVCache]:
-        """Returns an empty self-attention cache of `length` keys for each layer."""
-        return [layer.self_attention.init_cache(sentences, length) for layer in self.layers]
-
-    def __call__(
+    def init_state(
         self,
-        x: Float[Array, "B T D"],
-        memory: list[KeysValues],
-        self_mask: Mask,
-        cross_mask: Mask,
-        key: Key | None = None,
-        caches: list[KVCache] | None = None,
-        index: Int[Array, ""] | None = None,
-    ) -> tuple[Float[Array, "B T D"], list[KVCache | None], Auxiliary]:
-        """Applies all layers and returns as `DecoderLayer`, with a cache for each layer.
+        memory: Float[Array, "B S D"],
+        source_segments: Int[Array, "B S"],
+        beams: int,
+        length: Size,
+    ) -> DecodeState:
+        """Returns the state of `beams` hypotheses per sentence, of at most `length` ids.
 
-        `memory` and `caches` have one entry per layer; all caches are written at `index`.
+        The keys and values of cross-attention are computed here, once per sentence.
         """
-        keys = split_key(key, len(self.layers))
-        length = x.shape[1] if caches is None else caches[0].value.shape[2]
-        inputs = self._self_attention_inputs(self_mask, x.shape[1], length)
+        rows = memory.shape[0]
+        return DecodeState(
+            tuple(map(KVCache.of_memory, self.project(memory))),
+            source_segments,
+            tuple(each.self_attention.init_state(rows, beams, length) for each in self.layers),
+            jnp.zeros((rows, beams, length), jnp.int32),
+        )
+
+    def step(
+        self, x: Float[Array, "B K D"], state: DecodeState, index: Int[Array, ""]
+    ) -> tuple[Float[Array, "B K D"], DecodeState, Auxiliary]:
+        """Returns the output at position `index` of K hypotheses, the new state, and the auxiliary
+        values. The hypotheses of a sentence are the queries of attention, so that neither its
+        memory nor its cache is ever copied."""
+        beams, length = state.slots.shape[1:]
+        # All queries of a sentence have the same position, so they are not aligned with the keys.
+        positions = jnp.full((1, beams), index)
+        mask, slots = Mask(query_positions=positions, causal=True, aligned=False), state.slots
+        if beams > 1:
+            # Each hypothesis writes to its own slot of this position. It sees, at each position,
+            # the slot of the hypothesis that it continues, among the keys of all K.
+            latest = jnp.broadcast_to(jnp.arange(beams)[None], slots.shape[:2])
+            slots = jax.lax.dynamic_update_index_in_dim(slots, latest, index, axis=2)
+            visible = slots[..., None] == jnp.arange(beams)[None, None, None]
+            mask = Mask(
+                query_positions=positions,
+                key_positions=jnp.repeat(jnp.arange(length), beams)[None],
+                visible=visible.reshape(*slots.shape[:2], -1),
+                causal=True,
+                aligned=False,
+            )
+        context = self._context(mask, beams, length * beams, index)
+        cross_mask = Mask(
+            query_positions=positions, key_segments=state.source_segments, aligned=False
+        )
+        states: list[LayerState] = []
         auxiliaries: list[Auxiliary] = []
-        all_written: list[KVCache | None] = []
         for i, layer in enumerate(self.layers):
-            cache = None if caches is None or index is None else (caches[i], index)
-            x, written, auxiliary = layer(x, memory[i], inputs, cross_mask, keys[i], cache)
-            all_written.append(written)
+            keys_values = state.cross_attention[i].read()
+            x, layer_state, auxiliary = layer.step(
+                x, state.self_layers[i], context, keys_values, Context(cross_mask)
+            )
+            states.append(layer_state)
             auxiliaries.append(auxiliary.within(str(i)))
-        return self._normalized(x), all_written, _merged(auxiliaries)
+        state = state._replace(self_layers=tuple(states), slots=slots)
+        return self._normalized(x), state, merged(auxiliaries)
 
 
 def rematerialized(layer: type[LayerType], remat: str) -> type[LayerType]:
@@ -261,10 +326,11 @@ def layer_norm(config: ModelConfig) -> nn.LayerNorm:
     return nn.LayerNorm(config.norm_eps, dtype=jnp.dtype(config.dtype))
 
 
-def split_key(key: Key | None, count: int) -> Keys:
-    """Returns `count` keys; in evaluation None for each."""
-    return [None] * count if key is None else list(jax.random.split(key, count))
+def split_rng(rng: Key | None, count: int) -> list[Key | None]:
+    """Returns `count` rngs; in evaluation None for each."""
+    return [None] * count if rng is None else list(jax.random.split(rng, count))
 
 
-def _merged(auxiliaries: list[Auxiliary]) -> Auxiliary:
+def merged(auxiliaries: list[Auxiliary]) -> Auxiliary:
+    """Returns the values of all."""
     return reduce(or_, auxiliaries, no_auxiliary())

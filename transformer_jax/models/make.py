@@ -8,13 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.attention import Kernel
+from transformer_jax.attention import AnyKernel
 from transformer_jax.config import ModelConfig
-from transformer_jax.models.base import Model
 from transformer_jax.models.checks import check_model
 from transformer_jax.models.classifier import Classifier
 from transformer_jax.models.quantization import quantize
-from transformer_jax.models.transformer import Transformer
+from transformer_jax.models.transformer import Model, Transformer
 from transformer_jax.special_ids import PAD
 from transformer_jax.types import Batch, Constrain, ModelOutput, Params, unconstrained
 
@@ -23,7 +22,7 @@ def make_model(
     config: ModelConfig,
     source_vocabulary: int,
     target_vocabulary: int,
-    kernel: str | Kernel = "auto",
+    kernel: AnyKernel = "auto",
     constrain: Constrain = unconstrained,
     remat: str = "none",
     shards: int = 1,
@@ -45,8 +44,8 @@ def abstract_model(
     with shapes and types in place of arrays."""
     model = make_model(config, source_vocabulary, target_vocabulary)
     ids, key = jnp.full((1, 1), PAD, jnp.int32), jax.random.key(0)
-    made: Any = jax.eval_shape(model.init_with_output, key, Batch(ids, ids, ids), key)
-    output, variables = made
+    shapes: Any = jax.eval_shape(model.init_with_output, key, Batch(ids, ids, ids), key)
+    output, variables = shapes
     return output, variables["params"]
 
 

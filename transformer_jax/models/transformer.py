@@ -1,23 +1,89 @@
 """The encoder-decoder Transformer (Vaswani et al. 2017, section 3) as a pure Linen module.
 
-The only collection is "params". Dropout keys, caches and masks are arguments and return values;
-`key=None` means evaluation: no dropout.
+The only collection is "params". Rngs, decoding states and masks are arguments and return values;
+`rng=None` means evaluation: no dropout.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
-import jax
+import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.attention import KVCache, Mask, padding_mask
+from transformer_jax.attention import AnyKernel, Mask, padding_mask
+from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
-from transformer_jax.models.base import Model, token_means
-from transformer_jax.models.embedding import Embedding, check_length
-from transformer_jax.models.layers import Decoder, Encoder, split_key
-from transformer_jax.types import Auxiliary, Batch, DecodeState, Key, ModelOutput, Size
+from transformer_jax.models.embedding import Embedding, check_length, project
+from transformer_jax.models.layers import Decoder, Encoder, split_rng
+from transformer_jax.models.self_layers import make_self_layer
+from transformer_jax.special_ids import PAD
+from transformer_jax.types import (
+    Auxiliary,
+    Batch,
+    Constrain,
+    DecodeState,
+    Key,
+    Mean,
+    ModelOutput,
+    Size,
+    unconstrained,
+)
+
+
+class Model(nn.Module):
+    """Base class of models: encodes the source and computes logits. Subclasses define these:
+
+    `__call__(batch, rng) -> ModelOutput`, for training, and for decoding
+    `prefill(source, beams, length) -> state`, a tree whose leaves begin with the sentences,
+    `decode_step(ids, state, index) -> (logits, state, Auxiliary)` and
+    `grow(state, length) -> state`, padded to `length` positions.
+
+    shards: number of parts of the rows that devices hold; used in training only.
+    """
+
+    config: ModelConfig
+    source_vocabulary: int
+    target_vocabulary: int
+    kernel: AnyKernel = "auto"
+    constrain: Constrain = unconstrained
+    remat: str = "none"
+    shards: int = 1
+
+    def encode(
+        self,
+        source: Int[Array, "B S"],
+        segments: Int[Array, "B S"] | None = None,
+        positions: Int[Array, "B S"] | None = None,
+        *,
+        rng: Key | None = None,
+    ) -> tuple[Float[Array, "B S D"], Auxiliary]:
+        """Returns the memory, a vector for each source position, and the auxiliary values."""
+        mask = padding_mask(source)
+        if segments is not None:
+            mask = Mask(segments, positions, segments, positions)
+        embedding_rng, layers_rng = split_rng(rng, 2)
+        x = self.source_embedding(source, positions, embedding_rng)
+        memory, auxiliary = self.encoder(x, mask, layers_rng)
+        return memory, auxiliary.within("encoder")
+
+    def logits(self, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
+        """Returns the logits over all target ids in float32 (section 3.4)."""
+        tied = self.config.tied != "none"
+        logits = self.target_embedding.logits(x) if tied else project(x, self.output)
+        if self.config.output_bias:
+            logits += self.output_bias.reshape((1,) * (logits.ndim - 1) + (-1,))
+        if logits.ndim == 3:
+            logits = self.constrain(logits, ("batch", "length", "vocabulary"))
+        return logits
+
+    def _set_up_output(self) -> None:
+        shape = (self.target_vocabulary, self.config.d_model)
+        if self.config.tied == "none":
+            self.output = self.param("output", nn.initializers.xavier_uniform(), shape)
+        if self.config.output_bias:
+            self.output_bias = self.param("output_bias", nn.initializers.zeros, shape[:1])
 
 
 class Transformer(Model):
@@ -45,23 +111,22 @@ class Transformer(Model):
             )
         self._set_up_output()
 
-    def __call__(self, batch: Batch, key: Key | None = None) -> ModelOutput:
+    def __call__(self, batch: Batch, rng: Key | None = None) -> ModelOutput:
         """Returns the logits at every target position, with teacher forcing."""
-        encoder_key, decoder_key = split_key(key, 2)
+        encoder_rng, decoder_rng = split_rng(rng, 2)
         memory, encoder = self.encode(
-            batch.source, batch.source_segments, batch.source_positions, key=encoder_key
+            batch.source, batch.source_segments, batch.source_positions, rng=encoder_rng
         )
         if batch.target_segments is None:
-            self_mask, cross_mask = Mask(causal=True), padding_mask(batch.source)
+            mask, cross_mask = Mask(causal=True), padding_mask(batch.source)
         else:
-            own = batch.target_segments, batch.target_positions
-            self_mask = Mask(*own, *own, causal=True)
-            cross_mask = Mask(*own, batch.source_segments, batch.source_positions, aligned=False)
-        embedding_key, layers_key = split_key(decoder_key, 2)
-        x = self.target_embedding(batch.target_in, batch.target_positions, embedding_key)
-        x, _, decoder = self.decoder(
-            x, self.decoder.project(memory), self_mask, cross_mask, layers_key
-        )
+            target = batch.target_segments, batch.target_positions
+            mask = Mask(*target, *target, causal=True)
+            source = batch.source_segments, batch.source_positions
+            cross_mask = Mask(*target, *source, aligned=False)
+        embedding_rng, layers_rng = split_rng(decoder_rng, 2)
+        x = self.target_embedding(batch.target_in, batch.target_positions, embedding_rng)
+        x, decoder = self.decoder(x, memory, mask, cross_mask, layers_rng)
         decoder = decoder.within("decoder")
         metrics = token_means(encoder.metrics, batch.source)
         metrics |= token_means(decoder.metrics, batch.target_out)
@@ -71,55 +136,40 @@ class Transformer(Model):
     def prefill(self, source: Int[Array, "B S"], beams: int, length: Size) -> DecodeState:
         """Returns the initial state for `beams` hypotheses per sentence, of at most `length` ids.
 
-        Its memory holds the keys and values of cross-attention, computed once per sentence, and an
-        empty self-attention cache, in which each position has a slot for each hypothesis. Its beams
-        hold the slots that each hypothesis attends to, [B, K, T]: a search reorders these, and the
-        cache stays where it is. UserError: `length` is above `model.max_length`.
+        UserError: `length` is above `model.max_length`.
         """
         check_length(self.config, length)
         memory, _ = self.encode(source)
-        projected = [KVCache.of(layer) for layer in self.decoder.project(memory)]
-        caches = self.decoder.init_caches(source.shape[0], length * beams)
-        slots = jnp.zeros((source.shape[0], beams, length), jnp.int32)
-        return DecodeState((projected, padding_mask(source), caches), slots)
+        segments = (source != PAD).astype(jnp.int32)
+        return self.decoder.init_state(memory, segments, beams, length)
 
-    @staticmethod
-    def grow(state: DecodeState, length: int) -> DecodeState:
+    @nn.nowrap  # which makes a module outside of this one
+    def grow(self, state: DecodeState, length: int) -> DecodeState:
         """Returns the state, padded to `length` positions."""
-        (memory, source_mask, caches), slots = state
-        beams, before = slots.shape[1:]
-        slots = jnp.pad(slots, ((0, 0), (0, 0), (0, length - before)))
-        caches = [cache.grown(length * beams) for cache in caches]
-        return DecodeState((memory, source_mask, caches), slots)
+        layer: Any = make_self_layer(self.config)
+        more = length - state.slots.shape[2]
+        return state._replace(
+            self_layers=tuple(layer.grow(each, length) for each in state.self_layers),
+            slots=jnp.pad(state.slots, ((0, 0), (0, 0), (0, more))),
+        )
 
     def decode_step(
         self, ids: Int[Array, "B K"], state: DecodeState, index: Int[Array, ""]
     ) -> tuple[Float[Array, "B K V"], DecodeState, Auxiliary]:
         """Returns the logits of the next id, the new state and the auxiliary values.
 
-        `ids` are the ids at position `index` of each hypothesis. The hypotheses of a sentence are
-        the queries of attention, so that neither its memory nor its cache is ever copied.
+        `ids` are the ids at position `index` of each hypothesis.
         """
-        memory, source_mask, caches = state.memory
-        beams, slots = ids.shape[1], state.beams
-        # All queries of a sentence have the same position, so they are not aligned with the keys.
-        position = jnp.full((1, beams), index)
-        self_mask = Mask(query_positions=position, causal=True, aligned=False)
-        if beams > 1:
-            own = jnp.arange(beams)
-            latest = jnp.broadcast_to(own[None], ids.shape)
-            slots = jax.lax.dynamic_update_index_in_dim(slots, latest, index, axis=2)
-            visible = (slots[..., None] == own[None, None, None]).reshape(*ids.shape, -1)
-            key_positions = jnp.repeat(jnp.arange(slots.shape[2]), beams)[None]
-            self_mask = replace(self_mask, key_positions=key_positions, visible=visible)
-        cross_mask = replace(source_mask, query_positions=position, aligned=False)
-        x, caches, auxiliary = self.decoder(
-            self.target_embedding(ids, position, None),
-            [cache.read() for cache in memory],
-            self_mask,
-            cross_mask,
-            caches=caches,
-            index=index * beams,
-        )
-        state = DecodeState((memory, source_mask, caches), slots)
+        x = self.target_embedding(ids, jnp.full((1, ids.shape[1]), index), None)
+        x, state, auxiliary = self.decoder.step(x, state, index)
         return self.logits(x), state, auxiliary.within("decoder")
+
+
+def token_means(metrics: dict[str, Float[Array, "B T"]], ids: Int[Array, "B T"]) -> dict[str, Mean]:
+    """Returns the mean of each metric over the positions of `ids` that are not padding."""
+    is_token = ids != PAD
+    weight = jnp.sum(is_token).astype(jnp.float32)
+    return {
+        name: Mean(jnp.sum(jnp.where(is_token, values, 0)), weight)
+        for name, values in metrics.items()
+    }

@@ -9,13 +9,12 @@ import jax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from transformer_jax.attention.kernel_entry import FEATURES, KernelEntry
-from transformer_jax.attention.kernels import Kernel, attend, find_kernel
+from transformer_jax.attention.kernels import FEATURES, AnyKernel, Kernel, attend, find_kernel
 from transformer_jax.attention.masks import AnyMask
 from transformer_jax.parallel.mesh import MESH_AXES, AnyMesh, data_parallel_size
 
 
-def shard_kernel(kernel: str | Kernel, mesh: AnyMesh) -> str | Kernel:
+def shard_kernel(kernel: AnyKernel, mesh: AnyMesh) -> AnyKernel:
     """Returns the kernel, mapped over the rows and the heads that the mesh splits (`shard_map`).
 
     Without this, XLA may gather the inputs of a kernel that it cannot split on every device. With
@@ -24,14 +23,14 @@ def shard_kernel(kernel: str | Kernel, mesh: AnyMesh) -> str | Kernel:
     if mesh.size == 1:
         return kernel
     features = frozenset(FEATURES) - {"weights"}
-    entry = KernelEntry("auto", attend, features) if kernel == "auto" else find_kernel(kernel)
+    entry = Kernel("auto", attend, features) if kernel == "auto" else find_kernel(kernel)
     function = partial(_sharded, mesh, kernel, "weights" in entry.features)
-    return KernelEntry(entry.name, function, entry.features, entry.dtypes, entry.platforms)
+    return Kernel(entry.name, function, entry.features, entry.dtypes, entry.platforms)
 
 
 def _sharded(
     mesh: AnyMesh,
-    kernel: str | Kernel,
+    kernel: AnyKernel,
     has_weights: bool,
     query: Array,
     key: Array,
@@ -41,8 +40,8 @@ def _sharded(
     dropout: Any = None,
 ) -> tuple[Array, Array | None]:
     def local(query: Array, key: Array, value: Array, mask: AnyMask, bias: Array | None) -> Any:
-        found = attend(query, key, value, mask, bias=bias, kernel=kernel, dropout=dropout)
-        return found if has_weights else found[:1]
+        results = attend(query, key, value, mask, bias=bias, kernel=kernel, dropout=dropout)
+        return results if has_weights else results[:1]
 
     arguments = (query, key, value, mask, bias)
     if dropout is None:

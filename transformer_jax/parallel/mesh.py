@@ -26,7 +26,7 @@ from transformer_jax.types import Constrain, unconstrained
 
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
 AXES = (DATA, FSDP, TENSOR)
-"""The axes of the mesh. Devices that are neighbours differ in the last one."""
+"""The axes of the mesh. Devices that are neighbors differ in the last one."""
 
 MESH_AXES: dict[str, str | tuple[str, ...] | None] = {
     "batch": (DATA, FSDP),

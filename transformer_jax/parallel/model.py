@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transformer_jax.models.base import Model
+from transformer_jax.models.transformer import Model
 from transformer_jax.parallel.kernel import shard_kernel
 from transformer_jax.parallel.mesh import AnyMesh, constrain_to, data_parallel_size
 

@@ -1,28 +1,29 @@
 """Keeps compiled programs between runs, in JAX's compilation cache.
 
 They are machine code, which is executed as it is found. Therefore the folder is private to the
-user unless the environment variable `JAX_COMPILATION_CACHE_DIR` names one, and files that have
-changed since they were found whole are deleted: JAX does not check them, nor replace a damaged one.
+user unless the environment variable `JAX_COMPILATION_CACHE_DIR` names one.
+
+JAX refuses a damaged file by its checksum when it reads it, but never replaces it, and a killed
+process may leave one. Therefore the files that have changed since the last start are checked. The
+folder is bounded here: JAX's own bound needs filelock, and stores nothing more once one of the
+files is missing that it keeps beside the programs.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import stat
-import sys
+import time
 import zlib
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
 import jax
 
-from transformer_jax.cache_folder import cache_folder
 from transformer_jax.errors import UserError
-from transformer_jax.files import write_whole
-from transformer_jax.json_text import parse_json
+from transformer_jax.files import cache_folder
 from transformer_jax.parallel.processes import is_coordinator
 
 logger = logging.getLogger(__name__)
@@ -34,15 +35,15 @@ LEAST_SECONDS = "jax_persistent_cache_min_compile_time_secs"
 LIMIT = 2**30
 """Number of bytes to which the user's own folder is reduced when a process starts."""
 
-_DIGESTS = "digests.json"
+_SWEPT = ".swept"  # whose date is that of the last sweep
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
 
 
 def cache_programs() -> None:
     """Keeps compiled programs between runs, in the user's cache folder or that of `VARIABLE`.
 
-    Deletes damaged files, so that these programs are compiled and stored again, and the oldest ones
-    beyond `LIMIT` bytes in the user's own folder. Warns, and does without a cache, if the folder
+    In the user's own folder, deletes damaged files, so that their programs are compiled and stored
+    again, and the oldest ones beyond `LIMIT` bytes. Warns, and does without a cache, if the folder
     cannot be written.
 
     UserError: other users can replace its files.
@@ -58,8 +59,8 @@ def cache_programs() -> None:
         _check_mode(folder, private=shared is None)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, os.strerror(13))
-        if is_coordinator():  # the only one to write there
-            _sweep(folder, LIMIT if shared is None else None)
+        if shared is None and is_coordinator():  # the only one to write there
+            _sweep(folder)
     except OSError as error:
         logger.warning(
             "compiled programs are not kept: %s: %s; name another folder in %s",
@@ -89,69 +90,42 @@ def _check_mode(folder: Path, private: bool) -> None:
         folder.chmod(0o700)
 
 
-def _sweep(folder: Path, limit: int | None) -> None:
-    """Deletes the damaged files of the newest `LIMIT` bytes; with a limit, older ones, too."""
-    stored, digests = _read_digests(folder), dict[str, str]()
-    damaged: list[str] = []
-    total = 0
-    for path in sorted(folder.glob("*-cache"), key=_written, reverse=True):
-        total += _size(path)
-        if total > LIMIT:
-            if limit is not None:
-                _delete(path)
-            continue
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:  # another process deletes, too
-            continue
-        digest = hashlib.sha256(content).hexdigest()
-        if stored[path.name] == digest if path.name in stored else _is_whole(content):
-            digests[path.name] = digest
-        else:
-            _delete(path)
-            damaged.append(path.name)
+def _sweep(folder: Path) -> None:
+    """Deletes the files that have changed since the last sweep and are damaged, and the oldest ones
+    beyond `LIMIT` bytes."""
+    swept = folder / _SWEPT
+    last = swept.stat().st_mtime_ns if swept.exists() else time.time_ns()
+    swept.touch()  # first, so that the next sweep looks at what is written meanwhile
+    damaged, total = [], 0
+    for path in sorted(folder.glob("*-cache"), key=_date, reverse=True):
+        with suppress(FileNotFoundError):  # another process deletes, too
+            total += path.stat().st_size
+            is_damaged = _date(path) >= last and not _is_whole(path.read_bytes())
+            if is_damaged or total > LIMIT:
+                path.unlink()
+            if is_damaged:
+                damaged.append(path.name)
     if damaged:
         logger.warning(
             "%s: %d damaged files are deleted (%s), and their programs compiled again",
             *(folder, len(damaged), ", ".join(damaged)),
         )
-    if digests != stored:
-        with write_whole(folder / _DIGESTS) as file:
-            json.dump(digests, file, indent=1)
+
+
+def _date(path: Path) -> int:
+    """Returns when a file was written, in nanoseconds; 0: it is gone."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_mtime_ns
+    return 0
 
 
 def _is_whole(content: bytes) -> bool:
     """Returns whether a file is not cut: JAX compresses with zstandard if it is installed."""
     try:
         if content.startswith(_ZSTANDARD):
-            name = "zstandard" if sys.version_info < (3, 14) else "compression.zstd"
-            import_module(name).decompress(content)
+            import_module("zstandard").decompress(content)
         else:
             zlib.decompress(content)
     except Exception:  # each library has errors of its own
         return False
     return True
-
-
-def _read_digests(folder: Path) -> dict[str, str]:
-    """Returns the digests of the files that were whole; of none if their own file is damaged."""
-    try:
-        digests = parse_json((folder / _DIGESTS).read_bytes())
-    except (FileNotFoundError, UserError):
-        return {}
-    return digests if isinstance(digests, dict) else {}
-
-
-def _written(path: Path) -> float:
-    return path.stat().st_mtime if path.exists() else 0.0
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _delete(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except PermissionError:  # of another user, in a shared folder with a sticky bit
-        logger.warning("%s: is damaged or old, and cannot be deleted", path)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from etils import epath
 
 from transformer_jax.config import Config, from_json, to_json
-from transformer_jax.data.order import LATEST
+from transformer_jax.data.order import VERSION
 from transformer_jax.errors import UserError
-from transformer_jax.json_text import parse_json
+from transformer_jax.files import parse_json
 from transformer_jax.runs import run
 from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpora, Corpus
@@ -30,11 +30,6 @@ class Card:
     name: str  # FILE or FILE#ROW
     config: Config
     provenance: dict[str, Any]  # as in `Run`
-
-    @property
-    def order(self) -> int:
-        """The version of the order in which training draws pairs."""
-        return self.provenance["order"]
 
     def require_versions(self) -> None:
         """Checks that the software is that of the card. UserError: some has another version."""
@@ -63,14 +58,14 @@ class Card:
 
         UserError: one is missing or another; the message names it, and the digests of its files.
         """
-        for part, found in corpora._asdict().items():
-            wanted = getattr(self.config.data, part)
-            if len(found) != len(wanted):
+        for part, here in corpora._asdict().items():
+            names = getattr(self.config.data, part)
+            if len(here) != len(names):
                 raise UserError(
-                    f"data.{part}: names {len(found)} corpora; card {self.name} was trained with "
-                    f"{len(wanted)}: {', '.join(wanted)}"
+                    f"data.{part}: names {len(here)} corpora; card {self.name} was trained with "
+                    f"{len(names)}: {', '.join(names)}"
                 )
-            for corpus, name in zip(found, wanted, strict=True):
+            for corpus, name in zip(here, names, strict=True):
                 self._require(corpus, part, name)
 
     def _require(self, corpus: Corpus, part: str, name: str) -> None:
@@ -97,64 +92,59 @@ def make(trained: Run) -> dict[str, Any]:
 def load(name: str) -> Card:
     """Reads the card in a result file, FILE, or that of a row of a study, FILE#ROW.
 
-    UserError: there is none, or it is of a newer format.
+    UserError: there is none, or it is damaged or of another format.
     """
     path, row = name, ""
     if "#" in name and not Path(name).is_file():
         path, _, row = name.rpartition("#")
     try:
-        stored = parse_json(Path(path).read_bytes())
+        card = _find(parse_json(Path(path).read_bytes()), row)
+        if card.get("format") != FORMAT:
+            raise UserError(f"format={card.get('format')!r}: this version reads {FORMAT}")
+        config = from_json(card.get("config"))
+        provenance = card.get("provenance")
+        _check(config, provenance if isinstance(provenance, dict) else {})
     except (UserError, OSError) as error:
         raise UserError(f"card {name}: {getattr(error, 'strerror', None) or error}") from error
-    card = _of_row(name, stored, row).get("card")
-    if not isinstance(card, dict):
-        raise UserError(f'card {name}: is no result with a run card: "card" is missing')
-    if card.get("format") != FORMAT:
-        raise UserError(f"card {name}: format={card.get('format')!r}: this version reads {FORMAT}")
-    try:
-        config = from_json(card.get("config"))
-    except UserError as error:
-        raise UserError(f"card {name}: {error}") from error
-    return Card(name, config, _checked(name, config, card.get("provenance")))
+    return Card(name, config, card["provenance"])
 
 
-def _of_row(name: str, stored: Any, row: str) -> dict[str, Any]:
-    """Returns the values that hold the card. UserError: no such row, or one must be named."""
+def _find(stored: Any, row: str) -> dict[str, Any]:
+    """Returns the card in a result. UserError: there is none, or a row must be named."""
     values = stored if isinstance(stored, dict) else {}
     rows = values.get("rows")
-    rows = rows if isinstance(rows, dict) else {}
-    if not row and ("card" in values or not rows):
-        return values
-    if not isinstance(rows.get(row), dict):
-        known = ", ".join(rows) or "there are none"
-        raise UserError(f"card {name}: name one of its rows, as FILE#ROW: {known}")
-    return rows[row]
+    if isinstance(rows, dict) and (row or "card" not in values):
+        values = rows.get(row)
+        if not isinstance(values, dict):
+            raise UserError(f"name one of its rows, as FILE#ROW: {', '.join(rows)}")
+    elif row:
+        raise UserError("name one of its rows, as FILE#ROW: there are none")
+    if not isinstance(values.get("card"), dict):
+        raise UserError('is no result with a run card: "card" is missing')
+    return values["card"]
 
 
-def _checked(name: str, config: Config, provenance: Any) -> dict[str, Any]:
-    """Returns a card's provenance. UserError: a part that is read is missing, damaged or newer."""
-    found = provenance if isinstance(provenance, dict) else {}
-    order, digests = found.get("order"), found.get("data_digests")
-    if type(order) is int and order > LATEST:
-        raise UserError(f"card {name}: provenance.order={order}: this version reads 1 to {LATEST}")
-    digests = digests if isinstance(digests, dict) else {}
-    start = found.get("init_from", {"run": ""})
-    whole = {
-        "order": type(order) is int and order >= 1,
-        "versions": _are_texts(found.get("versions")),
-        "file_digests": _are_texts(found.get("file_digests")),
+def _check(config: Config, provenance: dict[str, Any]) -> None:
+    """UserError: a part of the provenance that is read is missing, damaged or of another order."""
+    order, digests = provenance.get("order"), provenance.get("data_digests")
+    if type(order) is int and order != VERSION:
+        raise UserError(f"provenance.order={order}: this version reads {VERSION}")
+    start = provenance.get("init_from", {"run": ""})
+    intact = {
+        "order": type(order) is int,
+        "versions": _are_texts(provenance.get("versions")),
+        "file_digests": _are_texts(provenance.get("file_digests")),
         "init_from": isinstance(start, dict) and isinstance(start.get("run"), str),
     }
     for part in ("train", "dev"):
+        digest_of = digests.get(part) if isinstance(digests, dict) else None
         names = {*getattr(config.data, part)}
-        good = _are_texts(digests.get(part)) and digests[part].keys() == names
-        whole[f"data_digests.{part}"] = good
-    for part, good in whole.items():
-        if not good:
-            raise UserError(f"card {name}: provenance.{part} is missing or damaged")
-    return found
+        intact[f"data_digests.{part}"] = _are_texts(digest_of) and digest_of.keys() == names
+    for part, is_intact in intact.items():
+        if not is_intact:
+            raise UserError(f"provenance.{part} is missing or damaged")
 
 
-def _are_texts(values: Any) -> bool:
+def _are_texts(values: Any) -> TypeGuard[dict[str, str]]:
     """Returns whether a JSON value is an object whose values are all strings."""
     return isinstance(values, dict) and all(isinstance(value, str) for value in values.values())

@@ -6,9 +6,9 @@
                          manifest.json  format, step, best or not; name, size, sha256 of each file;
                                         sha256 of the manifest
 
-A checkpoint counts from when its manifest is written, which is done last, until its manifest is
-deleted, which is done first. Therefore every checkpoint that `steps` lists is whole, even after the
-process was killed, on a disk and in object storage. Loading verifies the digests first and executes
+A checkpoint counts once its manifest is written, which happens last, and until it is deleted, which
+happens first. Therefore every checkpoint that `steps` lists is whole, even after the process was
+killed, on a disk and in object storage. Loading verifies the digests first and executes
 no code from the files.
 
 On a disk a checkpoint is built as STEP.newN and renamed once it is whole. Object storage cannot
@@ -38,18 +38,23 @@ from etils import epath
 from orbax.checkpoint import type_handlers
 
 from transformer_jax.errors import UserError
-from transformer_jax.files import AnyPath, files_below, remove_folder, write_whole
-from transformer_jax.json_text import json_digest, parse_json
+from transformer_jax.files import (
+    AnyPath,
+    files_below,
+    json_digest,
+    parse_json,
+    remove_folder,
+    write_whole,
+)
 from transformer_jax.parallel.processes import broadcast, is_coordinator, wait_for_all
 from transformer_jax.runs import manifest
-from transformer_jax.runs.upgrade import upgrade
 from transformer_jax.types import Params
 
 logger = logging.getLogger(__name__)
 
 _PROGRESS = "progress.json"
 _NAME = re.compile(r"([0-9]{8}|[1-9][0-9]{8,})(?:\.new([0-9]+))?")
-_REMAINS = re.compile(r"[0-9]{8,}(\.(new|old).*)?")  # of a checkpoint, unless it is whole
+_LEFTOVER = re.compile(r"[0-9]{8,}(\.(new|old).*)?")  # of a checkpoint, unless it is whole
 
 
 def _mute_orbax() -> None:
@@ -91,7 +96,7 @@ class Checkpoints:
         self._keep = keep
         handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
         handlers.add(None, ocp.args.PyTreeSave, _handler())
-        # With asynchronous creation, a thread and the process can wait for a folder for ever after
+        # With asynchronous creation, a thread and the process can wait for a folder forever after
         # a write has failed.
         options = ocp.options.AsyncOptions(create_directories_asynchronously=False)
         self._orbax = ocp.AsyncCheckpointer(
@@ -202,7 +207,7 @@ class Checkpoints:
         if is_coordinator():
             kept = {*_whole(self._folder).values(), *without_manifest(self._folder)}
             for path in self._folder.glob("*"):
-                if _REMAINS.fullmatch(path.name) and path not in kept:
+                if _LEFTOVER.fullmatch(path.name) and path not in kept:
                     with contextlib.suppress(Exception):
                         remove_folder(path)
 
@@ -243,41 +248,35 @@ def restore(folder: AnyPath, step: int, tree: str, like: Any = None) -> Any:
 
     Leaves of `like` are arrays or `jax.ShapeDtypeStruct`. A restored leaf has the sharding of its
     leaf of `like` and is a NumPy array where that has none. Without `like` the tree consists of
-    nested dictionaries and lists of NumPy arrays. Leaves renamed since the checkpoint was saved
-    have today's names (see upgrade.py).
+    nested dictionaries and lists of NumPy arrays.
 
-    UserError: the step or the tree does not exist, the format is newer, a file is damaged, or
+    UserError: the step or the tree does not exist, the format is another, a file is damaged, or
     names, shapes or types differ from those of `like`; every difference is named.
     """
     path = _find(folder, step)
-    version = manifest.verify(path, tree).format
+    manifest.verify(path, tree)
     # Otherwise Orbax would look for its commit_success.txt in object storage.
     options = ocp.options.AtomicityOptions(allow_legacy_atomic_rename=True)
     with ocp.Checkpointer(_handler(), atomicity_options=options) as orbax:
         stored = orbax.metadata(_absolute(path / tree)).item_metadata.tree
-        structure, leaves = jax.tree.structure(stored), _leaves_by_name(stored)
-        stored_names = upgrade(version, tree, jax.tree.unflatten(structure, [*leaves]))
-        renamed = {old: new for new, old in _leaves_by_name(stored_names).items()}
-        like = jax.tree.map(lambda name: leaves[name], stored_names) if like is None else like
-        wanted = _leaves_by_name(like)
-        found = {renamed[name]: leaf for name, leaf in leaves.items()}
-        _require_same(f"{manifest.describe(path)}: {tree}", found, wanted)
-        arguments = [_restore_args(wanted[renamed[name]]) for name in leaves]
-        arguments = ocp.args.PyTreeRestore(restore_args=jax.tree.unflatten(structure, arguments))
-        arrays = orbax.restore(_absolute(path / tree), args=arguments)
-    values = {renamed[name]: array for name, array in _leaves_by_name(arrays).items()}
-    return jax.tree.unflatten(jax.tree.structure(like), [values[name] for name in wanted])
+        like = stored if like is None else like
+        names, wanted = _leaves_by_name(stored), _leaves_by_name(like)
+        _require_same(f"{manifest.describe(path)}: {tree}", names, wanted)
+        arguments = [_restore_args(wanted[name]) for name in names]
+        arguments = jax.tree.unflatten(jax.tree.structure(stored), arguments)
+        arguments = ocp.args.PyTreeRestore(restore_args=arguments)
+        arrays = _leaves_by_name(orbax.restore(_absolute(path / tree), args=arguments))
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
 
 
 def progress(folder: AnyPath, step: int) -> dict[str, Any]:
     """Returns the `progress` that was saved. UserError: as `restore`."""
     path = _find(folder, step)
-    version = manifest.verify(path, _PROGRESS).format
+    manifest.verify(path, _PROGRESS)
     try:
-        values = parse_json((path / _PROGRESS).read_bytes())
+        return parse_json((path / _PROGRESS).read_bytes())
     except UserError as error:
         raise UserError(f"{manifest.describe(path)}: {_PROGRESS}: {error}") from error
-    return upgrade(version, "progress", values)
 
 
 def digest(folder: AnyPath, step: int, tree: str) -> str:
@@ -307,11 +306,11 @@ def _absolute(path: AnyPath) -> AnyPath:
 
 def _whole(folder: AnyPath) -> dict[int, AnyPath]:
     """Returns the whole checkpoints by step, ascending; the last one of a step saved again."""
-    found: dict[tuple[int, int], AnyPath] = {}
+    paths: dict[tuple[int, int], AnyPath] = {}
     for path in folder.glob(f"*/{manifest.NAME}"):
         if match := _NAME.fullmatch(path.parent.name):
-            found[int(match[1]), int(match[2] or 0)] = path.parent
-    return {step: found[step, number] for step, number in sorted(found)}
+            paths[int(match[1]), int(match[2] or 0)] = path.parent
+    return {step: paths[step, number] for step, number in sorted(paths)}
 
 
 def _find(folder: AnyPath, step: int) -> AnyPath:

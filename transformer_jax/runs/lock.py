@@ -114,15 +114,15 @@ def _beating(folder: AnyPath) -> Iterator[None]:
     def beat() -> None:
         while not released.wait(BEAT):
             with suppress(Exception):  # the next one may arrive
-                if (found := _read(path)) and not found.startswith(holder):
-                    _give_up(_held(folder, found))
+                if (text := _read(path)) and not text.startswith(holder):
+                    _give_up(_held(folder, text))
                 write()
 
     _wait_until_stale(folder, path)
     write()
     time.sleep(min(1.0, BEAT))  # for others that have begun to write at the same time
-    if not (found := _read(path)).startswith(holder):
-        raise _held(folder, found)
+    if not (text := _read(path)).startswith(holder):
+        raise _held(folder, text)
     thread = threading.Thread(target=beat, name="lock", daemon=True)
     thread.start()
     try:
@@ -150,10 +150,10 @@ def _wait_until_stale(folder: AnyPath, path: AnyPath) -> None:
     end = time.monotonic() + STALE
     while time.monotonic() < end:
         time.sleep(min(1.0, STALE / 10))
-        if (found := _read(path)) != seen:
-            if not found:
+        if (text := _read(path)) != seen:
+            if not text:
                 return
-            raise _held(folder, found)
+            raise _held(folder, text)
 
 
 def _read(path: AnyPath) -> str:

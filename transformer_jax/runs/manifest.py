@@ -8,47 +8,41 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from transformer_jax.errors import UserError
-from transformer_jax.files import AnyPath, files_below, flush_to_disk, write_whole
-from transformer_jax.json_text import json_digest, parse_json
+from transformer_jax.files import (
+    AnyPath,
+    files_below,
+    flush_to_disk,
+    json_digest,
+    parse_json,
+    write_whole,
+)
 
-FORMAT = 4
-"""The format that is written. All formats from 1 to this one are read (see upgrade.py)."""
-
-_WITH_DIGEST = 4
-"""The first format whose manifest has a digest of its own contents."""
+FORMAT = 5
+"""The format that is written and read."""
 
 NAME = "manifest.json"
 
 
-class NewerFormatError(UserError):
-    """A checkpoint is of a newer format. It is not damaged, and another version can read it."""
-
-
-class File(NamedTuple):
-    """What identifies the contents of a file."""
-
-    size: int
-    sha256: str
+class OtherFormatError(UserError):
+    """A checkpoint is of another format. It is not damaged: another version can read it."""
 
 
 class Manifest(NamedTuple):
     """The contents of a manifest."""
 
-    format: int
     best: bool  # no earlier checkpoint had a better score
-    files: dict[str, File]
+    files: dict[str, Any]  # size and SHA-256 of each file, by its name
 
 
 def write(checkpoint: AnyPath, step: int, best: bool) -> None:
     """Flushes the files of a checkpoint to the disk and writes its manifest."""
-    files = []
+    files = {}
     for name, path in sorted(_files(checkpoint).items()):
         flush_to_disk(path)
-        files.append({"name": name, **_measure(path)._asdict()})
+        files[name] = _measure(path)
     manifest = {"format": FORMAT, "step": step, "best": best, "files": files}
     with write_whole(checkpoint / NAME) as file:
         json.dump(manifest | {"sha256": json_digest(manifest)}, file, indent=1)
@@ -57,7 +51,7 @@ def write(checkpoint: AnyPath, step: int, best: bool) -> None:
 def read(checkpoint: AnyPath) -> Manifest:
     """Returns the manifest.
 
-    UserError: it is missing or damaged. NewerFormatError: it is of a newer format.
+    UserError: it is missing or damaged. OtherFormatError: it is of another format.
     """
     where = describe(checkpoint)
     try:
@@ -67,55 +61,38 @@ def read(checkpoint: AnyPath) -> Manifest:
     except (OSError, UserError) as error:
         raise UserError(f"{where}: {NAME} is damaged: {error}") from error
     digest = values.pop("sha256", None) if isinstance(values, dict) else None
-    whole = digest is None or digest == json_digest(values)
     match values:
-        case {"format": int(version)} if version > FORMAT:
-            raise NewerFormatError(
-                f"{where}: format {version} is of a newer version; this one reads up to {FORMAT}"
-            )
-        case {
-            "format": int(version),
-            "step": int(step),
-            "best": bool(best),
-            "files": [*files],
-            **rest,
-        } if (
-            version >= 1
-            and step == step_of(checkpoint)
-            and not rest
-            and whole
-            and (digest is not None or version < _WITH_DIGEST)
-        ):
-            return Manifest(version, best, dict(_read_file(where, entry) for entry in files))
+        case {"format": int(version)} if version != FORMAT:
+            raise OtherFormatError(f"{where}: format {version}: this version reads {FORMAT}")
+        case {"format": int(), "step": int(step), "best": bool(best), "files": dict(files)}:
+            if step == step_of(checkpoint) and digest == json_digest(values):
+                return Manifest(best, files)
     raise UserError(f"{where}: {NAME} is damaged")
 
 
-def verify(checkpoint: AnyPath, part: str) -> Manifest:
-    """Returns the manifest once the files of `part` are known to be as saved.
+def verify(checkpoint: AnyPath, part: str) -> None:
+    """Checks that the files of `part` are as they were saved.
 
     `part` is a folder or a file of the checkpoint; the files beside the folders are verified with
     it. UserError: as `read`, or a file is missing, added or changed.
     """
-    where = describe(checkpoint)
-    manifest = read(checkpoint)
-    listed, found = manifest.files, _files(checkpoint)
+    where, listed, files = describe(checkpoint), read(checkpoint).files, _files(checkpoint)
     parts = {name.split("/")[0] for name in listed}
     if part not in parts:
         raise UserError(f"{where}: has no {part!r}; it has: {', '.join(sorted(parts))}")
-    for name in sorted({*listed, *found}):
+    for name in sorted({*listed, *files}):
         if "/" in name and not name.startswith(f"{part}/"):
             continue
-        if name not in found:
+        if name not in files:
             raise UserError(f"{where}: {name} is missing")
         if name not in listed:
             raise UserError(f"{where}: {name} is not in {NAME}")
         try:
-            same = _measure(found[name]) == listed[name]
+            same = _measure(files[name]) == listed[name]
         except OSError as error:  # of a disk that fails
             raise UserError(f"{where}: {name} cannot be read: {error.strerror or error}") from error
         if not same:
             raise UserError(f"{where}: {name} is damaged: its size or digest differs from {NAME}")
-    return manifest
 
 
 def step_of(checkpoint: AnyPath) -> int:
@@ -128,25 +105,16 @@ def describe(checkpoint: AnyPath) -> str:
     return f"checkpoint {step_of(checkpoint)} in {checkpoint.parent}"
 
 
-def _read_file(where: str, entry: Any) -> tuple[str, File]:
-    match entry:
-        case {"name": str(name), "size": int(size), "sha256": str(digest), **rest} if not rest:
-            path = PurePosixPath(name)
-            if path.is_absolute() or ".." in path.parts:
-                raise UserError(f"{where}: {NAME} names {name!r}, outside the checkpoint")
-            return name, File(size, digest)
-    raise UserError(f"{where}: {NAME} is damaged")
-
-
 def _files(checkpoint: AnyPath) -> dict[str, AnyPath]:
     """Returns all files of a checkpoint except the manifest, by their names in the manifest."""
     return {name: path for name, path in files_below(checkpoint).items() if name != NAME}
 
 
-def _measure(path: AnyPath) -> File:
+def _measure(path: AnyPath) -> list[Any]:
+    """Returns the size and the SHA-256 of a file."""
     size, digest = 0, hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(2**20):
             size += len(chunk)
             digest.update(chunk)
-    return File(size, digest.hexdigest())
+    return [size, digest.hexdigest()]

@@ -29,20 +29,21 @@ from transformer_jax.files import (
     AnyPath,
     files_below,
     find_path,
+    json_digest,
     named,
+    parse_json,
     remove_folder,
     write_whole,
 )
-from transformer_jax.json_text import json_digest, parse_json
 from transformer_jax.runs import checkpoint, lock
 from transformer_jax.text import tokenizer
 from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.types import Params
 from transformer_jax.user_code import is_function_name
 
-FORMAT = 1
-_FIELDS = ("sha256", "format", "config", "tokenizers", "provenance", "made_from")
-"""Those of config.json. "made_from" is the first name of "provenance"."""
+FORMAT = 2
+_FIELDS = ("sha256", "format", "config", "tokenizers", "provenance")
+"""The fields of config.json."""
 
 _UNFINISHED = ".unfinished"
 """File that marks a run while it is created. Until config.json is written, last, the folder holds
@@ -67,11 +68,6 @@ class Run:
     config: Config
     tokenizers: Tokenizers
     provenance: dict[str, Any]  # versions of software and order, devices, digests of the data
-
-    @property
-    def order(self) -> int:
-        """The version of the order in which training draws pairs; 1 in runs that store none."""
-        return self.provenance.get("order", 1)
 
     @property
     def checkpoints(self) -> AnyPath:
@@ -197,32 +193,22 @@ def load(folder: epath.PathLike) -> Run:
     cached corpora (`data.cache`) are the default ones, and a kernel stored as MODULE:FUNCTION is
     replaced by "auto", since code is never named by a file.
 
-    UserError: the run is missing, damaged or of a newer format.
+    UserError: the run is missing, damaged or of another format.
     """
     folder = find_path(folder)
-    path, stored = _stored(folder)
-    config = _config(path, stored)
+    stored, config = _stored(folder)
+    execution = config.execution
+    if is_function_name(execution.kernel):
+        execution = dataclasses.replace(execution, kernel="auto")
     data = dataclasses.replace(config.data, cache="")
-    config = dataclasses.replace(config, data=data, mesh=DATA_PARALLEL)
-    if is_function_name(config.execution.kernel):
-        execution = dataclasses.replace(config.execution, kernel="auto")
-        config = dataclasses.replace(config, execution=execution)
-    match stored.get("tokenizers"):
-        case [str(), str()] as digests:
-            _verify(path, stored)
-            tokenizers = tokenizer.load(folder, digests)
-        case other:
-            raise UserError(f"{path}: tokenizers={other!r}: must be two digests")
-    provenance = stored.get("provenance", stored.get("made_from", {}))  # its first name
-    return Run(folder, config, tokenizers, provenance)
+    config = dataclasses.replace(config, data=data, execution=execution, mesh=DATA_PARALLEL)
+    tokenizers = tokenizer.load(folder, stored["tokenizers"])
+    return Run(folder, config, tokenizers, stored.get("provenance", {}))
 
 
 def load_config(folder: epath.PathLike) -> Config:
     """Returns the config of a run as it is stored, to continue training. UserError: as `load`."""
-    path, stored = _stored(folder)
-    config = _config(path, stored)
-    _verify(path, stored)
-    return config
+    return _stored(find_path(folder))[1]
 
 
 def _is_free(folder: AnyPath) -> bool:
@@ -234,9 +220,8 @@ def _is_free(folder: AnyPath) -> bool:
     return names <= {lock.NAME} or (_UNFINISHED in names and "config.json" not in names)
 
 
-def _stored(folder: epath.PathLike) -> tuple[AnyPath, dict[str, Any]]:
-    """Returns the path and the contents of the run's config.json."""
-    folder = find_path(folder)
+def _stored(folder: AnyPath) -> tuple[dict[str, Any], Config]:
+    """Returns the contents of the run's config.json, and the config in it. UserError: as `load`."""
     if not folder.is_dir():
         raise UserError(f"run {folder}: no such folder")
     if not exists(folder):
@@ -247,33 +232,30 @@ def _stored(folder: epath.PathLike) -> tuple[AnyPath, dict[str, Any]]:
         raise UserError(f"{path}: is not a run's config")
     if stored.get("format") != FORMAT:
         raise UserError(f"{path}: format={stored.get('format')!r}: this version reads {FORMAT}")
-    return path, stored
-
-
-def _config(path: AnyPath, stored: dict[str, Any]) -> Config:
-    """Returns the config that config.json stores. UserError: it is wrong."""
     try:
-        return from_json(stored["config"])
+        config = from_json(stored["config"])
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-
-
-def _verify(path: AnyPath, stored: dict[str, Any]) -> None:
-    """Compares config.json with its digest. UserError: it has changed since it was written."""
+    match stored.get("tokenizers"):
+        case [str(), str()]:
+            pass
+        case other:
+            raise UserError(f"{path}: tokenizers={other!r}: must be two digests")
     if unknown := {*stored} - {*_FIELDS}:
         raise UserError(
             f"{path}: {min(unknown)!r}: unknown field; must be one of: {', '.join(_FIELDS)}"
         )
-    digest = json_digest(_without_digest(stored))
-    if stored.get("sha256", digest) != digest:  # runs of older versions have none
+    digest = _digest(stored)
+    if stored.get("sha256", digest) != digest:  # deleted by a user who has edited the file
         raise UserError(
             f'{path}: is damaged or was edited: its SHA-256 is {digest[:12]}…, not "sha256" in it; '
             'restore it or, if the edit is yours, delete the line "sha256"'
         )
+    return stored, config
 
 
-def _without_digest(stored: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in stored.items() if name != "sha256"}
+def _digest(stored: dict[str, Any]) -> str:
+    return json_digest({name: value for name, value in stored.items() if name != "sha256"})
 
 
 def _read(path: AnyPath) -> Any:
@@ -284,8 +266,8 @@ def _read(path: AnyPath) -> Any:
 
 
 def _write(path: AnyPath, stored: dict[str, Any]) -> None:
-    stored = _without_digest(stored)
-    stored = {"sha256": json_digest(stored)} | stored  # the line that may be deleted, so not last
+    # First, since a user may delete the line: the last one has no comma after it.
+    stored = {"sha256": ""} | stored | {"sha256": _digest(stored)}
     with write_whole(path) as file:
         file.write(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
 

@@ -148,14 +148,14 @@ def _split_at_comma(name: str) -> tuple[str, str]:
     """Returns the two files that `SOURCE,TARGET` names; file names may hold commas themselves."""
     commas = [index for index, character in enumerate(name) if character == ","]
     splits = [(name[:index], name[index + 1 :]) for index in commas]
-    found = [split for split in splits if all(map(_exists, split))]
-    if len(found) == 1:
-        return found[0]
+    existing = [split for split in splits if all(map(_exists, split))]
+    if len(existing) == 1:
+        return existing[0]
     if len(splits) == 1 and not _kind_of_file(name):
         return splits[0]  # reading it names the file that is missing
     raise UserError(
-        f"corpus {name!r}: no such file, and {len(found)} of its {len(splits)} commas stand between"
-        " two existing files; must be one file, or SOURCE,TARGET with exactly one such comma"
+        f"corpus {name!r}: no such file, and {len(existing)} of its {len(splits)} commas stand "
+        "between two existing files; must be one file, or SOURCE,TARGET with exactly one such comma"
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeGuard
 
 from transformer_jax.errors import UserError
-from transformer_jax.json_text import parse_json
+from transformer_jax.files import parse_json
 
 _BLOCK = 1 << 20  # bytes hashed at a time
 

@@ -124,10 +124,10 @@ class Tokenizer:
         names = {name: i for i, name in _NAMES.items()}
         if piece in names:
             return names[piece]
-        found = self._processor.piece_to_id(piece)
-        if self._processor.id_to_piece(found) != piece:
+        model_id = self._processor.piece_to_id(piece)
+        if self._processor.id_to_piece(model_id) != piece:
             raise UserError(f"piece {piece!r}: is not in the tokenizer's vocabulary")
-        return int(self._from_model[found])
+        return int(self._from_model[model_id])
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Returns the piece of each id; `▁` marks the beginning of a word."""

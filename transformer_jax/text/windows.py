@@ -4,47 +4,51 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 PATIENCE = 0.2
 """Seconds after which a window ends if no line arrives."""
 
 
-def windows(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+def windows(lines: Iterable[str], size: int) -> Generator[list[str], None, None]:
     """Yields lists of up to `size` lines, fewer if none arrives for `PATIENCE` seconds or at the
     end.
 
-    Lines are read in a thread, at most two windows ahead. An error in `lines` is raised after the
-    window of the lines before it.
+    Lines that are not there already, as a list's are, are read in a thread, at most two windows
+    ahead. An error in `lines` is raised after the window of the lines before it.
     """
-    arrived: queue.Queue[str | _End] = queue.Queue(2 * size)
+    if isinstance(lines, Sequence):
+        yield from (list(lines[i : i + size]) for i in range(0, len(lines), size))
+        return
+    arrived: queue.Queue[str | Exception | None] = queue.Queue(2 * size)
+    abandoned = threading.Event()
 
     def read() -> None:
-        error = None
+        end = None
         try:
             for line in lines:
                 arrived.put(line)
-        except Exception as raised:
-            error = raised
-        arrived.put(_End(error))
+                if abandoned.is_set():
+                    return
+        except Exception as error:
+            end = error
+        arrived.put(end)
 
     threading.Thread(target=read, name="read lines", daemon=True).start()
-    item = arrived.get()
-    while isinstance(item, str):
-        window = [item]
-        item = None
+    try:
+        item = arrived.get()
+        while isinstance(item, str):
+            window = [item]
+            with suppress(queue.Empty):
+                while len(window) < size and isinstance(item := arrived.get(timeout=PATIENCE), str):
+                    window.append(item)
+            yield window
+            if isinstance(item, str):  # the last line of the window
+                item = arrived.get()
+        if item is not None:
+            raise item
+    finally:  # The thread may wait for room if nobody asks for the other windows.
+        abandoned.set()
         with suppress(queue.Empty):
-            while len(window) < size and isinstance(item := arrived.get(timeout=PATIENCE), str):
-                window.append(item)
-        yield window
-        item = item if isinstance(item, _End) else arrived.get()
-    if item.error is not None:
-        raise item.error
-
-
-class _End(NamedTuple):
-    """Follows the last line."""
-
-    error: Exception | None
+            arrived.get_nowait()

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax import export
 from jax.extend.core import Var
 
-from transformer_jax.accelerators import find_accelerator
 from transformer_jax.data.buckets import Shape
 from transformer_jax.flops import count_products
+from transformer_jax.parallel.devices import find_accelerator
 from transformer_jax.training.setup import Setup, StepSetup, empty_batch
 from transformer_jax.types import Batch, Size, unconstrained
 

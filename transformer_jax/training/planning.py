@@ -13,11 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, NamedSharding
 
-from transformer_jax.accelerators import find_accelerator
 from transformer_jax.config import Config, MeshConfig
 from transformer_jax.data.buckets import ROWS_MULTIPLE, Shape
-from transformer_jax.memory import usable_host_memory
 from transformer_jax.parallel.compile import REPLICATED
+from transformer_jax.parallel.devices import find_accelerator, usable_host_memory
 from transformer_jax.parallel.mesh import (
     FSDP,
     TENSOR,

@@ -21,10 +21,8 @@ from etils import epath
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from transformer_jax.errors import UserError
-from transformer_jax.files import AnyPath, named, write_whole
-from transformer_jax.json_text import parse_json
-from transformer_jax.printable import printable
+from transformer_jax.errors import UserError, printable
+from transformer_jax.files import AnyPath, named, parse_json, write_whole
 
 logger = logging.getLogger(__name__)
 

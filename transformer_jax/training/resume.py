@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from transformer_jax.config import Config, differences
-from transformer_jax.data.order import LATEST
+from transformer_jax.data.order import VERSION
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath
 from transformer_jax.parallel.compile import compile_function
@@ -61,7 +61,6 @@ class Start:
     continued: Run | None  # the run in the folder, with its config as it is stored
     source: Run | None  # run with whose parameters training starts; None: random ones
     corpora: Corpora
-    order: int  # version of the order of the pairs
     provenance: dict[str, Any]  # of the run
 
     @property
@@ -96,18 +95,14 @@ def plan_start(
     saved = [] if continued is None else checkpoint.steps(continued.checkpoints)
     source = None if saved else _source(continued, init_from)
     corpora = Corpora.of(config.data)
-    order = LATEST
     if card is not None:
         card.require_start(init_from)
         card.require_data(corpora)
-        order = card.order
-    if continued is not None:
-        order = continued.order
-    now = _provenance(corpora, source, order)
+    now = _provenance(corpora, source)
     if continued is not None:
         _require_same_data(continued, now)
     facts = now["file_digests"] | {"checkpoints of the run": ", ".join(map(str, saved)) or "none"}
-    start = Start(continued, source, corpora, order, continued.provenance if continued else now)
+    start = Start(continued, source, corpora, continued.provenance if continued else now)
     facts |= tokenizer.digests(config.tokenizer) if start.tokenizers is None else {}
     require_same_everywhere(config, facts)
     return start
@@ -157,8 +152,8 @@ def checkpoint_trees(state: TrainState) -> dict[str, Any]:
 def restored(run: Run, setup: Setup) -> tuple[TrainState, Progress] | None:
     """Returns the state and the progress of the newest intact checkpoint; None: there is none.
 
-    Skips damaged checkpoints with a warning. UserError: all are damaged, or one is of a newer
-    version.
+    Skips damaged checkpoints with a warning. UserError: all are damaged, or one is of another
+    format.
     """
     steps, state = checkpoint.steps(run.checkpoints), setup.abstract_state
     for path in checkpoint.without_manifest(run.checkpoints):
@@ -175,7 +170,7 @@ def restored(run: Run, setup: Setup) -> tuple[TrainState, Progress] | None:
                 for name, like in checkpoint_trees(state).items()
             }
             progress = Progress(**checkpoint.progress(run.checkpoints, step))
-        except manifest.NewerFormatError:  # which is not damaged, and would be replaced
+        except manifest.OtherFormatError:  # which is not damaged, and would be replaced
             raise
         except UserError as error:
             if step == steps[0]:
@@ -197,7 +192,7 @@ def restored(run: Run, setup: Setup) -> tuple[TrainState, Progress] | None:
 def _existing_run(config: Config, folder: AnyPath, new: bool) -> Run | None:
     """Returns the run in `folder`, with its config as it is stored; None: there is none.
 
-    UserError: it has another config, or `new` is true.
+    UserError: it has another config or draws pairs in another order, or `new` is true.
     """
     if not runs.exists(folder):
         return None
@@ -208,6 +203,11 @@ def _existing_run(config: Config, folder: AnyPath, new: bool) -> Run | None:
         raise UserError(
             f"run {folder}: has another config ({'; '.join(changed)}); "
             "give the same config to continue, or name another folder"
+        )
+    if (order := run.provenance.get("order")) != VERSION:
+        raise UserError(
+            f"run {folder}: draws pairs in order {order}, this version in order {VERSION}; name "
+            "another folder"
         )
     return run
 
@@ -250,13 +250,13 @@ def _identity(source: Run) -> dict[str, Any]:
     return {"run": str(source.folder), "step": step, "params": params}
 
 
-def _provenance(corpora: Corpora, source: Run | None, order: int) -> dict[str, Any]:
+def _provenance(corpora: Corpora, source: Run | None) -> dict[str, Any]:
     """Returns the provenance of a run: versions of packages and of the order of the pairs, the
     devices, digests of the corpora, and the run whose parameters it starts with."""
     first = jax.devices()[0]
     return {
         "versions": runs.versions(),
-        "order": order,
+        "order": VERSION,
         "devices": {
             "count": jax.device_count(),
             "platform": first.platform,

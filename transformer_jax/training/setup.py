@@ -18,13 +18,13 @@ from transformer_jax.config import Config
 from transformer_jax.data.buckets import Shape
 from transformer_jax.data.dataset import Examples, tokenize
 from transformer_jax.data.loader import Loader
-from transformer_jax.data.order import LATEST, describe_mixture
+from transformer_jax.data.order import describe_mixture
 from transformer_jax.data.tokenizers import tokenizers_of
 from transformer_jax.errors import UserError
-from transformer_jax.models.base import Model
 from transformer_jax.models.checks import check_model, check_packing
 from transformer_jax.models.classifier import check_labels
 from transformer_jax.models.make import abstract_model, make_model
+from transformer_jax.models.transformer import Model
 from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.mesh import (
     AnyMesh,
@@ -205,17 +205,15 @@ def set_up(
     config: Config,
     tokenizers: Tokenizers | None = None,
     corpora: Corpora | None = None,
-    order: int = LATEST,
 ) -> Setup:
     """Returns everything that training a checked config needs. Writes nothing in a run.
 
-    order: version of the order of the pairs. The rest is as in `load_data`. UserError: as
-    `load_data`, `prepare_step` and `Loader`.
+    The arguments are those of `load_data`. UserError: as `load_data`, `prepare_step` and `Loader`.
     """
     loaded = load_data(config, tokenizers, corpora)
     mesh = make_mesh(config.mesh)
     step = prepare_step(config, loaded.tokenizers.sizes, mesh)
-    loader = Loader(loaded.examples, config, local_shard(mesh, step.microbatches), order)
+    loader = Loader(loaded.examples, config, local_shard(mesh, step.microbatches))
     return Setup(config, step.model, step.optimizer, mesh, *loaded, loader)
 
 

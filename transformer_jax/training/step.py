@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.errors import UserError
-from transformer_jax.models.base import Model
+from transformer_jax.models.transformer import Model
 from transformer_jax.training.losses import auxiliary_losses, symmetric_divergence, token_loss
 from transformer_jax.types import Batch, Key, Mean, Params
 

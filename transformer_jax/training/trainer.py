@@ -62,7 +62,7 @@ def train(
     folder = find_path(folder)
     check_profile(profile, folder)
     start = plan_start(config, folder, new=new, init_from=init_from, card=card)
-    setup = set_up(config, start.tokenizers, start.corpora, start.order)
+    setup = set_up(config, start.tokenizers, start.corpora)
     run = Run(folder, config, setup.tokenizers, start.provenance)
     init_key, key = jax.random.split(jax.random.key(config.train.seed))
     with lock.locked(folder), stop_signals() as stop:

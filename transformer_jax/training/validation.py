@@ -18,8 +18,8 @@ from transformer_jax.data.loader import evaluation_batches
 from transformer_jax.decoding.evaluation import score
 from transformer_jax.decoding.loop import Cancelled
 from transformer_jax.decoding.translator import Translator
-from transformer_jax.models.base import Model
 from transformer_jax.models.quantization import dequantize
+from transformer_jax.models.transformer import Model
 from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.mesh import local_shard, shard_batch
 from transformer_jax.parallel.processes import require_same_everywhere, this_process

@@ -14,15 +14,11 @@ training.
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from transformer_jax.errors import UserError
-from transformer_jax.text.corpora.grammar import Pair
-
-T = TypeVar("T")
+from transformer_jax.text.corpora.draw import Draw, Pair, as_text, read_data, split_of
 
 _SEED = 1611
 _SIZES = {"train": 8000, "validation": 500, "test": 1000}
@@ -37,60 +33,15 @@ class Service(NamedTuple):
     trigger: str
     action: str
     place: str
-    things: tuple[str, ...]
+    things: list[str]
 
 
-_SERVICES = """
-    Dropbox    new_file     save_file     folder       files documents
-    Evernote   new_note     create_note   notebook     notes memos
-    Feedly     new_story    add_story     feed         stories headlines news
-    Flickr     new_image    upload_image  album        images slides
-    Gmail      new_email    send_email    inbox        emails letters
-    Instagram  new_photo    post_photo    account      photos pictures snapshots
-    Pocket     new_article  save_article  library      articles links bookmarks
-    Reddit     new_thread   submit_thread profile      posts threads
-    Sheets     new_row      add_row       spreadsheet  rows entries
-    Slack      new_message  post_message  workspace    messages comments
-    Spotify    new_track    add_track     playlist     tracks songs
-    Todoist    new_task     create_task   list         tasks reminders
-    Trello     new_card     create_card   board        cards tickets
-    Tumblr     new_quote    post_quote    blog         quotes drafts
-    Twitter    new_tweet    post_tweet    timeline     tweets updates
-    YouTube    new_video    upload_video  channel      videos clips
-"""
-
-
-def _service(name: str, trigger: str, action: str, place: str, *things: str) -> Service:
-    prefix = name.lower()
-    return Service(name, f"{prefix}.{trigger}", f"{prefix}.{action}", place, things)
-
-
-SERVICES = tuple(_service(*line.split()) for line in _SERVICES.strip().splitlines())
-
-_FRAMES = (
-    "V x O to Y",
-    "V O from X to Y",
-    "V O in X to Y",
-    "from X to Y V new O",
-    "let X send O to Y",
-    "use O in X to update Y",
-    "W X has new O V them to Y",
-    "W there are new O in X V them to Y",
-    "V O to Y from X",
-    "V to Y O in X",
-    "to Y from X V new O",
-    "let Y get O from X",
-    "fill Y with O from X",
-    "update Y W X has new O",
-    "V O to Y W X has new ones",
-    "V to Y W there are new O in X",
-)
+_DATA = read_data("recipes.json")
+SERVICES = [Service(**service) for service in _DATA["services"]]
+VERBS: list[str] = _DATA["verbs"]
+_FRAMES: list[list[str]] = [frame.split() for frame in _DATA["frames"]]
 """X: the trigger's service, x: without its place; Y: the action's service; O: things of either
 service with equal probability; V: verb; W: conjunction. X is first in half of the frames."""
-
-VERBS = ("save", "autosave", "copy", "send", "add", "post", "share", "push", "forward", "sync")
-_CONJUNCTIONS = ("when", "whenever", "if", "every time", "as soon as")
-_OWNERS = ("", "my ", "your ")
 
 
 def load(split: str) -> list[Pair]:
@@ -98,52 +49,40 @@ def load(split: str) -> list[Pair]:
 
     UserError: the split is not "train", "validation" or "test".
     """
-    splits = _splits()
-    if split not in splits:
-        raise UserError(f"split {split!r}: must be one of {', '.join(splits)}")
-    return list(splits[split])
+    return split_of(_splits(), split)
 
 
 @cache
 def _splits() -> dict[str, list[Pair]]:
-    writer = _Writer(random.Random(_SEED))
-    couples = list(itertools.combinations(SERVICES, 2))
-    rest = iter(sorted(couples, key=lambda _: writer.random()))
-    chosen = {name: list(itertools.islice(rest, count)) for name, count in _COUPLES.items()}
-    chosen["train"] = list(rest)
-    return {name: writer.recipes(chosen[name], count) for name, count in _SIZES.items()}
+    draw = Draw(_SEED)
+    rest = iter(draw.shuffled(list(itertools.combinations(SERVICES, 2))))
+    couples = {name: list(itertools.islice(rest, count)) for name, count in _COUPLES.items()}
+    couples["train"] = list(rest)
+    return {name: _recipes(draw, couples[name], count) for name, count in _SIZES.items()}
 
 
-class _Writer:
-    """Draws recipes."""
+def _recipes(draw: Draw, couples: Sequence[tuple[Service, Service]], count: int) -> list[Pair]:
+    """Returns `count` distinct recipes, each for one of the pairs of services."""
+    labels: dict[str, str] = {}
+    while len(labels) < count:
+        one, other = draw.pick(couples)
+        trigger, action = (one, other) if draw.random() < 0.5 else (other, one)
+        labels[_sentence(draw, trigger, action)] = f"{trigger.trigger} {action.action}"
+    return list(itertools.starmap(Pair, labels.items()))
 
-    def __init__(self, rng: random.Random) -> None:
-        self.random = rng.random  # Python promises never to change this sequence
 
-    def recipes(self, couples: Sequence[tuple[Service, Service]], count: int) -> list[Pair]:
-        """Returns `count` distinct recipes, each for one of the pairs of services."""
-        found: dict[str, str] = {}
-        while len(found) < count:
-            one, other = self._pick(couples)
-            trigger, action = (one, other) if self.random() < 0.5 else (other, one)
-            found[self._sentence(trigger, action)] = f"{trigger.trigger} {action.action}"
-        return [Pair(*recipe) for recipe in found.items()]
+def _sentence(draw: Draw, trigger: Service, action: Service) -> str:
+    slots = {
+        "X": _mention(draw, trigger),
+        "x": draw.pick(_DATA["owners"]) + trigger.name,
+        "Y": _mention(draw, action),
+        "O": draw.pick(draw.pick((trigger, action)).things),
+        "V": draw.pick(VERBS),
+        "W": draw.pick(_DATA["conjunctions"]),
+    }
+    return as_text([slots.get(token, token) for token in draw.pick(_FRAMES)])
 
-    def _sentence(self, trigger: Service, action: Service) -> str:
-        slots = {
-            "X": self._mention(trigger),
-            "x": self._pick(_OWNERS) + trigger.name,
-            "Y": self._mention(action),
-            "O": self._pick(self._pick((trigger, action)).things),
-            "V": self._pick(VERBS),
-            "W": self._pick(_CONJUNCTIONS),
-        }
-        text = " ".join(slots.get(token, token) for token in self._pick(_FRAMES).split())
-        return text[0].upper() + text[1:]
 
-    def _mention(self, service: Service) -> str:
-        place = f" {service.place}" if self.random() < 0.5 else ""
-        return self._pick(_OWNERS) + service.name + place
-
-    def _pick(self, items: Sequence[T]) -> T:
-        return items[int(self.random() * len(items))]
+def _mention(draw: Draw, service: Service) -> str:
+    place = f" {service.place}" if draw.random() < 0.5 else ""
+    return draw.pick(_DATA["owners"]) + service.name + place

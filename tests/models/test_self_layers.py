@@ -1,0 +1,114 @@
+"""A layer of one's own in the place of the decoder's self-attention: a running mean."""
+
+from dataclasses import replace
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from common import (
+    LENGTHS,
+    assert_steps_are_teacher_forcing,
+    flat,
+    gradient,
+    make_batch,
+    tiny,
+)
+
+from transformer_jax.config import AttentionConfig, Config, DecodeConfig, ModelConfig
+from transformer_jax.decoding.scoring import Scorer
+from transformer_jax.decoding.translator import Translator
+from transformer_jax.errors import UserError
+from transformer_jax.models.checks import check_model, check_packing
+from transformer_jax.models.self_layers import SELF_LAYERS, SelfLayer
+from transformer_jax.parallel.mesh import make_mesh
+from transformer_jax.runs.run import Run
+from transformer_jax.training.trainer import train
+from transformer_jax.types import Constrain, LayerState, no_auxiliary, unconstrained
+
+
+class RunningMean(nn.Module):
+    """Projects the mean of all positions so far."""
+
+    config: ModelConfig
+    kernel: Any = "auto"
+    constrain: Constrain = unconstrained
+
+    def setup(self) -> None:
+        self.out = nn.Dense(self.config.d_model)
+
+    def __call__(self, x: Any, context: Any, rng: Any = None) -> Any:
+        return self._mean(jnp.cumsum(x, axis=1), context.positions[..., None]), no_auxiliary()
+
+    def init_state(self, sentences: int, beams: int, length: int) -> LayerState:
+        return LayerState((), jnp.zeros((sentences, beams, self.config.d_model)))
+
+    def step(self, x: Any, state: LayerState, context: Any) -> Any:
+        total = state.carry + x
+        return self._mean(total, context.position), LayerState((), total), no_auxiliary()
+
+    def grow(self, state: LayerState, length: int) -> LayerState:
+        return state
+
+    def _mean(self, total: Any, index: Any) -> Any:
+        return self.out(total / jnp.asarray(index + 1, total.dtype))
+
+
+SELF_LAYERS["mean"] = SelfLayer(RunningMean, packing=False, dropout=False)
+CONFIG = tiny(layers=2, self_layer="mean")
+
+
+LINES = [f"{'red ' * (i % 5)}{'blue new ' * (i % 4)}old" for i in range(12)]
+
+
+def test_every_parameter_has_a_gradient() -> None:
+    _, grads = gradient(CONFIG)(make_batch(LENGTHS))
+    assert "decoder/layers_1/self_attention/out/kernel" in flat(grads)
+    for name, leaf in flat(grads).items():
+        assert np.any(leaf) or name.endswith("key/bias"), name
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_steps_are_teacher_forcing(beams: int) -> None:
+    assert_steps_are_teacher_forcing(CONFIG, beams, 1e-5)
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    model = replace(tiny_config.model, self_layer="mean", attention_dropout=0.0, max_length=64)
+    config = replace(tiny_config, model=model)
+    return train(config, tmp_path_factory.mktemp("runs") / "mean")
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_beam_search_reorders_grows_and_regroups_its_state(trained: Run, runs: int) -> None:
+    """The log probabilities of long outputs are those of teacher forcing, in an ensemble, too."""
+    decode = DecodeConfig(beam=4, n_best=4, min_length=50, max_ratio=9.0, batch_tokens=512)
+    folders = [trained.folder] * runs
+    mesh = make_mesh(devices=jax.devices()[:1])
+    translator = Translator.load(*folders, decode=decode, mesh=mesh)
+    translations = translator(LINES)
+    scorer = Scorer.like(translator)
+    for line, translation in zip(LINES, translations, strict=True):
+        hypotheses = translation.hypotheses
+        pairs = [(translator.encode(line, 1), hypothesis.ids) for hypothesis in hypotheses]
+        for hypothesis, score in zip(hypotheses, scorer.of_ids(pairs), strict=True):
+            np.testing.assert_allclose(hypothesis.log_prob, score.log_prob, rtol=1e-5)
+    assert max(len(t.hypotheses[0].ids) for t in translations) > 40  # 32 positions at first
+
+
+def test_what_it_does_not_support_is_refused() -> None:
+    with pytest.raises(UserError, match=r"self_layer='meen': unknown; did you mean mean\?"):
+        check_model(replace(CONFIG, self_layer="meen"))
+    refused = {
+        "positions": "rotary",
+        "attention_dropout": 0.1,
+        "decoder_attention": AttentionConfig(score="dot"),
+    }
+    for field, value in refused.items():
+        with pytest.raises(UserError, match=rf"model\.{field}=.*must be .*self_layer='mean'"):
+            check_model(replace(CONFIG, **{field: value}))
+    with pytest.raises(UserError, match=r"data\.packing=True: .* model\.self_layer='mean'"):
+        check_packing(CONFIG)
