@@ -65,7 +65,7 @@ def measure(model: str, chips: int, mesh: str) -> dict[str, Any]:
 
 
 def estimate(row: dict[str, Any]) -> dict[str, float]:
-    """Returns milliseconds of a step by arithmetic alone: products at the chip's peak, and bytes
+    """Returns milliseconds of a step by arithmetic alone: matmuls at the chip's peak, and bytes
     over the bandwidth of its links. In a ring, an all-reduce passes each byte twice."""
     passed = sum(
         each["bytes"] * (2 if kind == "all-reduce" else 1)

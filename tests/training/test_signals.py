@@ -94,7 +94,7 @@ def test_two_signals_that_python_sees_at_once_are_a_single_request() -> None:
         pytest.param("init", 1, 1, [], id="initial state"),
         pytest.param("train_step", 1, 1, [1], id="first step"),
         pytest.param("step", 1, 1, [6], id="development loss", marks=pytest.mark.long),
-        pytest.param("start", 1, 1, [6], id="translation", marks=pytest.mark.long),
+        pytest.param("prefill", 1, 1, [6], id="translation", marks=pytest.mark.long),
         pytest.param("train_step", 2, 2, [4], id="step of another shape", marks=pytest.mark.long),
     ],
 )
