@@ -191,8 +191,8 @@ class ModelConfig(_Section):
     cross_attention: AttentionConfig = AttentionConfig()
     """The decoder's attention over the encoder's output."""
     self_layer: str = "attention"
-    """The decoder's layer over the positions before: attention (self-attention, as in the paper),
-    or the label of a layer of your own."""
+    """The decoder's sub-layer that sees earlier positions: attention (self-attention, as in the
+    paper), or the label of a layer of your own."""
     attention_dropout: float = 0.0
     """Dropout rate of attention weights."""
     ffn_dropout: float = 0.0
@@ -395,10 +395,10 @@ class OptimizerConfig(_Section):
 
     kind: str = "adam"
     """Adam (adam), as in the paper, or Muon (muon; Jordan et al. 2024) for the matrices of dense
-    layers and Adam for the rest: fewer steps to the same loss, each of which takes longer."""
+    layers and Adam for the rest (fewer steps to the same loss, which take longer), or your own."""
     schedule: str = "noam"
-    """Schedule of the learning rate after the linear warm-up: noam, inverse_sqrt, cosine or
-    linear."""
+    """Schedule of the learning rate after the linear warm-up: noam, inverse_sqrt, cosine,
+    linear, or your own."""
     learning_rate: float = 1.0
     """Peak learning rate; for noam the factor of d_model^-0.5 · min(step^-0.5, step ·
     warmup^-1.5)."""
@@ -560,8 +560,8 @@ class ExecutionConfig(_Section):
     executor: Literal["jit", "pmap"] = field(default="jit", metadata=_NOT_COMPARED)
     """JAX's transformation that compiles the training step for several devices."""
     kernel: str = field(default="auto", metadata=_NOT_COMPARED)
-    """Kernel that computes soft, local-m and plain attention with product scores in training: auto,
-    reference, blockwise, xla, cudnn, pallas, or your own function, MODULE:FUNCTION."""
+    """Kernel that computes soft, local-m and plain attention with dot-product scores in training:
+    auto, reference, blockwise, xla, cudnn, pallas, or your own function, MODULE:FUNCTION."""
     deterministic: bool = field(default=False, metadata=_NOT_COMPARED)
     """Whether GPUs compute the same bits in every run, perhaps more slowly: XLA then uses only
     deterministic operations, and does not choose among its kernels by timing them."""

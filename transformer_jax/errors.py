@@ -1,4 +1,4 @@
-"""The error for what a user can correct, and text that is safe to print."""
+"""The error for mistakes of the user, and text that is safe to print."""
 
 from __future__ import annotations
 

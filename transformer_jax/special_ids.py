@@ -1,4 +1,4 @@
-"""The ids that have a meaning of their own in every vocabulary.
+"""The special ids, which are the same in every vocabulary.
 
 A SentencePiece model made elsewhere may number them differently; `text.tokenizer` translates.
 """

@@ -41,13 +41,15 @@ def merged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("tokens", "changes"),
     [
-        {"beam": 2, "n_best": 2},
-        pytest.param({"sample": True, "seed": 1}, marks=pytest.mark.long),
+        (128, {"beam": 2, "n_best": 2}),
+        (256, {"beam": 1}),
+        pytest.param(128, {"sample": True, "seed": 1}, marks=pytest.mark.long),
     ],
 )
 def test_merged_sentences_are_translated_as_if_alone(
+    tokens: int,
     changes: dict[str, Any],
     finished: Run,
     merged: list[tuple[int, int]],
@@ -64,7 +66,7 @@ def test_merged_sentences_are_translated_as_if_alone(
     alone = outputs(1)
     grown.clear()
     merged.clear()
-    assert outputs(16 * 8) == alone
+    assert outputs(tokens) == alone
     assert {*grown} == {32}
     assert any(missing for _, missing in merged)
 

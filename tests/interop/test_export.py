@@ -157,6 +157,7 @@ def test_int8_runs_translate_and_score_but_are_not_trained(
             "model.positions='rotary': CTranslate2 cannot express it",
         ),
         ({"kv_heads": 1}, "model.kv_heads=1: CTranslate2 cannot express it"),
+        ({"self_layer": "mean"}, "model.self_layer='mean': CTranslate2 cannot express it"),
         ({"activation": "bilinear"}, "model.activation='bilinear': CTranslate2 cannot express it"),
         (
             {"cross_attention": AttentionConfig(kind="hard", layer=1)},

@@ -64,7 +64,7 @@ def test_every_named_metric_is_averaged(clock: Clock) -> None:
         clock.now += 2.0
         found = metrics(loss=loss, grad_norm=1.0, tokens=8, **{"decoder/0/entropy": 2 * loss})
         made.add(step, found, LOADED, ideal=0.75)
-    made.settle()
+    made.finish_step()
     (record,) = records
     assert record["mfu"] == 1.5 / 6.0
     assert record["step"] == 2
@@ -84,7 +84,7 @@ def test_a_continued_run_emits_the_same_means(clock: Clock) -> None:
         made = make_meter(records)
         for step, loss in ((1, 3.1), (2, 1.7), (3, 8.3), (4, 0.3)):
             made.add(step, metrics(loss=loss, grad_norm=1.0, tokens=8), LOADED, ideal=0.75)
-            made.settle()
+            made.finish_step()
             clock.now += 2.0
             if stops and step in (1, 2):
                 stored = json.loads(json.dumps(dataclasses.asdict(made.sums())))
@@ -108,7 +108,7 @@ def test_steps_that_are_not_finite_are_counted_until_too_many_follow_each_other(
             clock.now += 1.0
             values = metrics(loss=loss, grad_norm=norm, tokens=8)
             made.add(step, values, LOADED)
-            made.settle()
+            made.finish_step()
             made = make_meter(records, sums=made.sums())  # of a continued run
     assert [record["step"] for record in records] == [2, 2, 3, 4, 5, 6]
     assert records[0]["text"] == (
@@ -170,5 +170,5 @@ def test_evaluation_is_no_part_of_the_rate(clock: Clock) -> None:
         clock.now += 100.0
     made.add(2, found, LOADED)
     clock.now += 4.0
-    made.settle()
+    made.finish_step()
     assert records[0]["tokens_per_s"] == 16 / 4.0

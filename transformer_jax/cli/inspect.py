@@ -34,7 +34,7 @@ from transformer_jax.training.setup import check_config, load_data
 def run(options: Inspect, arguments: ConfigArguments) -> None:
     """Prints the config and what training takes; for a run, first what needs no data.
 
-    Of a config alone nothing is printed before its data are found to be good.
+    For a config alone, the data are checked before anything is printed.
     """
     trained = None if options.run is None else runs.load(options.run)
     config = arguments.resolve(None if trained is None else trained.config)

@@ -108,7 +108,9 @@ class Loop:
             progress, done, hypotheses = jax.block_until_ready(
                 self.phases.decode(self.params, progress, leave_at)
             )
-            done, arrays = np.asarray(done), [np.asarray(x) for x in hypotheses]
+            # Rows that were missing in a merged batch are copies, which are of no use.
+            done = np.asarray(done)[: len(job.sentences)]
+            arrays = [np.asarray(x) for x in hypotheses]
             with self._changed:
                 for i, sentence in enumerate(job.sentences):
                     if done[i] and sentence not in self._hypotheses:

@@ -63,9 +63,9 @@ class Scheduler:
         """Returns a job to run now; None: there is none before a running one is returned.
 
         The order keeps batches full. Pending sentences go on as soon as they fill a batch, so that
-        they leave memory. Otherwise fresh batches come first, since these may leave others that can
-        be merged. In the end partial batches go on, the earliest position first, unless a running
-        job may still leave sentences that would join them.
+        their arrays are freed. Otherwise fresh batches come first, since these may leave others
+        that can be merged. In the end partial batches go on, the earliest position first, unless a
+        running job may still leave sentences that would join them.
         """
         full = (b for b, sentences in self._pending.items() if len(sentences) >= b.rows)
         if (bucket := next(full, None)) is not None:

@@ -117,7 +117,8 @@ def extend_until(
     """Returns the search once all sentences are done, or its arrays are full.
 
     It is left earlier, at a multiple of `STRIDE` positions, if at most `leave_at` sentences are
-    unfinished then. It always gets on by a position, so that a search that was left can go on.
+    unfinished then. It always advances by at least one position, so that a search that was left
+    can go on.
     """
     first = progress.position
 

@@ -72,6 +72,7 @@ def _require_expressible(config: ModelConfig) -> None:
     """Checks each field of the model. UserError: CTranslate2 has nothing like it."""
     wanted = {
         "labels": (None,),
+        "self_layer": ("attention",),
         "kv_heads": (None, config.heads),
         "positions": ("sinusoidal", "learned"),
         "activation": tuple(ACTIVATIONS),

@@ -315,8 +315,9 @@ class Decoder(_Stack):
 
 
 def rematerialized(layer: type[LayerType], remat: str) -> type[LayerType]:
-    """Returns the class of layers, of whose activations the backward pass keeps the inputs only
-    (remat="layers"), the results of matmuls besides (matmuls), or all (none)."""
+    """Returns the layer class such that the backward pass recomputes everything but the layer's
+    inputs (remat="layers"), keeps the results of matmuls, too (matmuls), or recomputes nothing
+    (none)."""
     policies = {"layers": None, "matmuls": jax.checkpoint_policies.dots_saveable}
     return layer if remat == "none" else nn.remat(layer, policy=policies[remat])
 

@@ -51,7 +51,7 @@ def dimension_names(path: str) -> tuple[str, ...]:
 
 
 def is_matrix(path: str) -> bool:
-    """Returns whether a parameter is a matrix, and not a bias, of several heads too, or a scale."""
+    """Returns whether a parameter is a weight matrix, not a bias (even of heads) or a scale."""
     return path.rpartition("/")[2] not in ("bias", "scale", "output_bias")
 
 

@@ -37,8 +37,8 @@ MESH_AXES: dict[str, str | tuple[str, ...] | None] = {
     "d_ff": TENSOR,
     "vocabulary": TENSOR,
 }
-"""The mesh axes over which each logical dimension is split; None: over none. `parameters.py` names
-the dimensions of parameters, and the models those of activations."""
+"""The mesh axes over which each logical dimension is split; None: over none. The dimensions of
+parameters are named in `models/parameter_paths.py`, and those of activations in the models."""
 
 
 AnyMesh = Mesh | AbstractMesh

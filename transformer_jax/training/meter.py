@@ -112,14 +112,14 @@ class Meter:
             self._compiling += time.monotonic() - began
 
     def add(self, step: int, metrics: Metrics, loaded: Loaded, ideal: float = 0.0) -> None:
-        """Settles the previous step, and keeps the metrics of the one just dispatched.
+        """Finishes the previous step, and keeps the metrics of the one just dispatched.
 
         ideal: seconds that the step's matmuls take at the peak of the devices; 0: unknown.
         """
-        self.settle()
+        self.finish_step()
         self._pending = step, metrics, loaded, ideal
 
-    def settle(self) -> None:
+    def finish_step(self) -> None:
         """Waits for the last step and adds its metrics. UserError: training has diverged."""
         if self._pending is None:
             return
@@ -208,7 +208,7 @@ class Meter:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leaves the time spent inside out of the rates, but not out of the minutes."""
-        self.settle()
+        self.finish_step()
         began = time.monotonic()
         yield
         self._since += time.monotonic() - began

@@ -219,10 +219,11 @@ def _source(continued: Run | None, init_from: epath.PathLike | None) -> Run | No
     parameters.
     """
     begun = None if continued is None else continued.provenance.get("init_from")
+    folder = "" if continued is None else f"run {continued.folder}"
     if begun is not None and init_from is None:
         raise UserError(
-            f"run {continued and continued.folder}: has no checkpoint yet, and starts with the "
-            f"parameters of another run; give --init-from={begun['run']} again"
+            f"{folder}: has no checkpoint yet, and starts with the parameters of another "
+            f"run; give --init-from={begun['run']} again"
         )
     if init_from is None:
         return None
@@ -237,8 +238,8 @@ def _source(continued: Run | None, init_from: epath.PathLike | None) -> Run | No
     if begun is not None and begun.get("params", now["params"]) != now["params"]:
         raise UserError(
             f"--init-from={init_from}: the parameters of its step {now['step']} are not those that "
-            f"run {continued and continued.folder} starts with, of {begun['run']}, step "
-            f"{begun['step']}; give those, or name another folder"
+            f"{folder} starts with, of {begun['run']}, step {begun['step']}; give those, or name "
+            "another folder"
         )
     return source
 

@@ -144,9 +144,7 @@ class Trainer:
         """Returns why training ends, the same in all processes; "": it goes on."""
         options, step, progress = self.config.train, self.step, self.progress
         meets = self._meetings.due(step)
-        if meets:
-            self.stop.cancelled()
-        if self.stop.agreed:
+        if (meets and self.stop.cancelled()) or self.stop.agreed:
             return self._signal()
         if options.patience and progress.evaluations_since_best >= options.patience:
             return f"no better score in train.patience={options.patience} evaluations"
@@ -166,7 +164,7 @@ class Trainer:
         return f"stopped by {name}; the same command continues from here"
 
     def _save(self, best: bool = False) -> None:
-        self.meter.settle()
+        self.meter.finish_step()
         self.progress.seconds = self.meter.seconds()
         self.progress.sums = dataclasses.asdict(self.meter.sums())
         self.metrics.flush()  # a run continued from this checkpoint does not write them again
