@@ -9,10 +9,10 @@ import pytest
 from jax import lax
 
 from tools.windows import KINDS, MODES, flops_per_query
-from transformer_jax.flops import count_flops, largest_product
+from transformer_jax.flops import count_flops, largest_matmul
 
 A, B = jnp.ones((3, 4)), jnp.ones((4, 5))
-PRODUCT = 2 * 3 * 4 * 5
+MATMUL = 2 * 3 * 4 * 5
 SQUARE = jnp.ones((3, 3))
 STEP = 2 * 3 * 3 * 3
 
@@ -22,21 +22,21 @@ def repeated(x: Any) -> Any:
 
 
 COUNTED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
-    "product": (jnp.dot, (A, B), PRODUCT),
-    "batch": (jnp.matmul, (jnp.ones((6, 3, 4)), jnp.ones((6, 4, 5))), 6 * PRODUCT),
-    "shapes": (jnp.dot, (jax.ShapeDtypeStruct(A.shape, A.dtype), B), PRODUCT),
-    "jit": (jax.jit(jnp.dot), (A, B), PRODUCT),
-    "gradients": (jax.grad(lambda a, b: jnp.sum(jnp.dot(a, b)), (0, 1)), (A, B), 3 * PRODUCT),
+    "matmul": (jnp.dot, (A, B), MATMUL),
+    "batch": (jnp.matmul, (jnp.ones((6, 3, 4)), jnp.ones((6, 4, 5))), 6 * MATMUL),
+    "shapes": (jnp.dot, (jax.ShapeDtypeStruct(A.shape, A.dtype), B), MATMUL),
+    "jit": (jax.jit(jnp.dot), (A, B), MATMUL),
+    "gradients": (jax.grad(lambda a, b: jnp.sum(jnp.dot(a, b)), (0, 1)), (A, B), 3 * MATMUL),
     "loop": (repeated, (SQUARE,), 7 * STEP),
     "gradient of a loop": (jax.grad(lambda x: jnp.sum(repeated(x))), (SQUARE,), 3 * 7 * STEP),
     "loop of loops": (lambda x: lax.map(repeated, jnp.stack([x, x])), (SQUARE,), 14 * STEP),
-    "remat": (jax.checkpoint(jnp.dot), (A, B), PRODUCT),
+    "remat": (jax.checkpoint(jnp.dot), (A, B), MATMUL),
     "most expensive branch": (
         lambda x: lax.cond(x[0, 0] > 0, lambda y: y @ y @ y, lambda y: y @ y, x),
         (SQUARE,),
         2 * STEP,
     ),
-    "no products in an endless loop": (
+    "no matmuls in an endless loop": (
         lambda x: lax.while_loop(lambda y: y[0, 0] < 9, lambda y: y + 1, x @ x),
         (SQUARE,),
         STEP,
@@ -45,7 +45,7 @@ COUNTED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_products_are_counted(name: str) -> None:
+def test_matmuls_are_counted(name: str) -> None:
     function, args, wanted = COUNTED[name]
     assert count_flops(function, *args) == wanted
 
@@ -82,9 +82,7 @@ def test_a_windows_cost_does_not_grow_with_length(kind: str, mode: str) -> None:
         (jnp.sum, (A,), 0),
     ],
 )
-def test_largest_product(
-    function: Callable[..., Any], args: tuple[Any, ...], elements: int
-) -> None:
-    assert largest_product(function, *args) == 4 * elements
+def test_largest_matmul(function: Callable[..., Any], args: tuple[Any, ...], elements: int) -> None:
+    assert largest_matmul(function, *args) == 4 * elements
     half = [x.astype(jnp.bfloat16) for x in args]
-    assert largest_product(function, *half) == 2 * elements
+    assert largest_matmul(function, *half) == 2 * elements

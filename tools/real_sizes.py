@@ -17,7 +17,7 @@ from transformer_jax.config import Config, load_config_file
 from transformer_jax.data.buckets import Shape
 from transformer_jax.models.make import count_parameters
 from transformer_jax.parallel.devices import ACCELERATORS
-from transformer_jax.training.planning import Planner, mesh_maker
+from transformer_jax.training.planning import Planner
 
 RECIPES = (
     "iwslt14_de_en",
@@ -34,7 +34,7 @@ LENGTH = 64
 def plan(config: Config) -> dict[str, Any]:
     """Returns what the recipe takes on `CHIPS` chips."""
     sizes = config.tokenizer.vocabulary, config.tokenizer.vocabulary
-    planner = Planner(config, sizes, mesh_maker(CHIPS))
+    planner = Planner(config, sizes, CHIPS)
     batch = Shape(config.data.batch_tokens // LENGTH, LENGTH, LENGTH)
     flops, memory = planner.flops(batch), planner.memory(planner.shape(batch))
     steps = config.train.steps

@@ -20,7 +20,7 @@ from transformer_jax.benchmark.timing import time_in_turns, timer
 from transformer_jax.config import SMALL, Config, ExecutionConfig
 from transformer_jax.data.buckets import Shape
 from transformer_jax.special_ids import EOS
-from transformer_jax.training.planning import Planner, compile_training_step, mesh_maker
+from transformer_jax.training.planning import Planner, compile_training_step
 from transformer_jax.types import Batch
 
 POLICIES = ("none", "matmuls", "layers")
@@ -38,7 +38,7 @@ def measure() -> list[dict[str, Any]]:
     runs: dict[str, Any] = {}
     for remat in POLICIES:
         config = Config(model=SMALL, execution=ExecutionConfig(remat=remat))
-        planner = Planner(config, (VOCABULARY, VOCABULARY), mesh_maker(jax.devices()[:1]))
+        planner = Planner(config, (VOCABULARY, VOCABULARY), jax.devices()[:1])
         step = compile_training_step(planner.setup, SHAPE)
         state = jax.jit(planner.setup.init)(key)
         runs[remat] = timer(partial(_step, step, [state], jax.tree.map(jnp.asarray, batch), key))

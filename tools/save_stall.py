@@ -25,7 +25,7 @@ from transformer_jax.data.buckets import Shape
 from transformer_jax.runs import manifest
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.special_ids import EOS
-from transformer_jax.training.planning import Planner, compile_training_step, mesh_maker
+from transformer_jax.training.planning import Planner, compile_training_step
 from transformer_jax.training.resume import checkpoint_trees
 from transformer_jax.types import Batch
 
@@ -93,7 +93,7 @@ def _trainer() -> Callable[[int, Callable[[Any], None] | None], float]:
     """Returns a function that may save, trains some steps, and returns the seconds it took."""
     config = get_config()
     vocabulary = config.tokenizer.vocabulary
-    planner = Planner(config, (vocabulary, vocabulary), mesh_maker(jax.devices()[:1]))
+    planner = Planner(config, (vocabulary, vocabulary), jax.devices()[:1])
     draw = np.random.default_rng(0)
     ids = draw.integers(EOS + 1, vocabulary, (SHAPE.rows, SHAPE.source)).astype(np.int32)
     batch, key = Batch(ids, np.roll(ids, 1, axis=1), ids), jax.random.key(0)

@@ -23,7 +23,7 @@ from transformer_jax.data.buckets import Shape
 from transformer_jax.files import write_whole
 from transformer_jax.parallel.devices import ACCELERATORS
 from transformer_jax.parallel.mesh import topology_devices
-from transformer_jax.training.planning import Planner, compile_training_step, mesh_maker
+from transformer_jax.training.planning import Planner, compile_training_step
 
 CHIP = "TPU v5 lite"
 SLICES = {8: "v5e:2x4", 64: "v5e:8x8", 256: "v5e:16x16"}
@@ -45,7 +45,7 @@ def measure(model: str, chips: int, mesh: str) -> dict[str, Any]:
     config = Config(model=replace(MODELS[model], dtype="bfloat16"), mesh=MESHES[mesh](chips))
     config = replace(config, execution=replace(config.execution, kernel="xla"))
     devices = topology_devices(SLICES[chips])
-    planner = Planner(config, (VOCABULARY, VOCABULARY), mesh_maker(devices))
+    planner = Planner(config, (VOCABULARY, VOCABULARY), devices)
     shape = Shape(ROWS * chips, LENGTH, LENGTH)
     memory, began = planner.memory(shape), time.monotonic()
     compiled = compile_training_step(planner.setup, shape)
@@ -65,7 +65,7 @@ def measure(model: str, chips: int, mesh: str) -> dict[str, Any]:
 
 
 def estimate(row: dict[str, Any]) -> dict[str, float]:
-    """Returns milliseconds of a step by arithmetic alone: products at the chip's peak, and bytes
+    """Returns milliseconds of a step by arithmetic alone: matmuls at the chip's peak, and bytes
     over the bandwidth of its links. In a ring, an all-reduce passes each byte twice."""
     passed = sum(
         each["bytes"] * (2 if kind == "all-reduce" else 1)

@@ -64,7 +64,7 @@ MODES: dict[str, Callable[..., Any]] = {
 
 
 def flops_per_query(kind: str, mode: str, length: int, window: int) -> float:
-    """Returns the operations of matrix products for a query of one head."""
+    """Returns the operations of matmuls for a query of one head."""
     shape = (1, HEADS, length, WIDTH)
     array = jax.ShapeDtypeStruct(shape, jnp.float32)
     share = jax.ShapeDtypeStruct(shape[:3], jnp.float32)

@@ -1,4 +1,4 @@
-"""Counts the operations and the memory of a function's matrix products from its jaxpr.
+"""Counts the operations and the memory of a function's matmuls from its jaxpr.
 
 XLA's own `cost_analysis` counts the body of a loop once, however often it runs. Its
 `memory_analysis` leaves out the memory of libraries that compute several operations at once.
@@ -18,18 +18,18 @@ from transformer_jax.types import Size
 
 
 def count_flops(function: Callable[..., Any], *args: Any) -> int:
-    """Returns the operations of all matrix products that `function(*args)` computes.
+    """Returns the operations of all matmuls that `function(*args)` computes.
 
-    A product of [M, K] by [K, N] counts 2 M N K. `args` are arrays or `jax.ShapeDtypeStruct`s. A
+    A matmul of [M, K] by [K, N] counts 2 M N K. `args` are arrays or `jax.ShapeDtypeStruct`s. A
     `scan` counts as often as it runs (a `fori_loop` with constant bounds is one), and a `cond` as
-    its most expensive branch. UserError: a `while` loop contains products, and how often it runs
+    its most expensive branch. UserError: a `while` loop contains matmuls, and how often it runs
     depends on values.
     """
-    return count_products(jax.make_jaxpr(function)(*args).jaxpr)
+    return count_matmuls(jax.make_jaxpr(function)(*args).jaxpr)
 
 
-def largest_product(function: Callable[..., Any], *args: Any) -> int:
-    """Returns the bytes of the largest product that `function(*args)` computes, or 0 if none.
+def largest_matmul(function: Callable[..., Any], *args: Any) -> int:
+    """Returns the bytes of the largest matmul result that `function(*args)` computes, or 0 if none.
 
     `args` are arrays or `jax.ShapeDtypeStruct`s.
     """
@@ -37,13 +37,13 @@ def largest_product(function: Callable[..., Any], *args: Any) -> int:
 
 
 def _largest(jaxpr: Any) -> int:
-    products = [e.outvars[0].aval for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+    results = [e.outvars[0].aval for e in jaxpr.eqns if e.primitive.name == "dot_general"]
     inner = [_largest(sub) for e in jaxpr.eqns for sub in _subjaxprs(e.params)]
-    return max([*inner, *(x.size * x.dtype.itemsize for x in products)], default=0)
+    return max([*inner, *(x.size * x.dtype.itemsize for x in results)], default=0)
 
 
-def count_products(jaxpr: Any) -> Size:
-    """Returns the operations of all matrix products of a jaxpr, as `count_flops`.
+def count_matmuls(jaxpr: Any) -> Size:
+    """Returns the operations of all matmuls of a jaxpr, as `count_flops`.
 
     The number is symbolic if sizes are (`jax.export`).
     """
@@ -51,21 +51,21 @@ def count_products(jaxpr: Any) -> Size:
 
 
 def _count_equation(name: str, equation: Any) -> Size:
-    inner = [count_products(jaxpr) for jaxpr in _subjaxprs(equation.params)]
+    inner = [count_matmuls(jaxpr) for jaxpr in _subjaxprs(equation.params)]
     if name == "dot_general":
-        return _count_product(equation)
+        return _count_matmul(equation)
     if name == "scan":
         return equation.params["length"] * sum(inner)
     if name == "while" and any(inner):
         shapes = ", ".join(str(x.aval) for x in equation.outvars)
         raise UserError(
             f"while: how often a loop that carries {shapes} runs depends on values, so that its "
-            "products cannot be counted; use a fixed length (lax.scan)"
+            "matmuls cannot be counted; use a fixed length (lax.scan)"
         )
     return max(inner) if name == "cond" else sum(inner)
 
 
-def _count_product(equation: Any) -> Size:
+def _count_matmul(equation: Any) -> Size:
     (contracted, _), _ = equation.params["dimension_numbers"]
     shape = equation.invars[0].aval.shape
     return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(shape[i] for i in contracted)

@@ -17,7 +17,6 @@ from transformer_jax.training.planning import (
     Planner,
     compile_training_step,
     device_memory,
-    mesh_maker,
     remedies,
 )
 
@@ -33,7 +32,7 @@ def small_arrays_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def planner(mesh: MeshConfig, devices: Any = None, **changes: Any) -> Planner:
     config = Config(model=tiny(d_model=32, d_ff=64, max_length=32, dropout=0.1), mesh=mesh)
-    return Planner(replace(config, **changes), IDS, mesh_maker(devices))
+    return Planner(replace(config, **changes), IDS, devices)
 
 
 @cache

@@ -558,7 +558,7 @@ def test_a_deterministic_run_asks_the_compiler_for_it(
     monkeypatch.setitem(DETERMINISTIC, "xla_no_such_option", "True")
     setup, params = prepare(deterministic(tiny_config)), finished.params()
     (dev,) = setup.dev.values()
-    shape = setup.loader.shapes[0].padded(setup.loader._shard.devices)
+    shape = setup.loader.shapes[0].padded(8)
     with Checkpoints(tmp_path / "checkpoints", 1) as checkpoints:
         metrics = MetricsFile(tmp_path / "metrics.jsonl")
         trainer = Trainer(setup, finished, checkpoints, metrics, (), StopRequest())

@@ -25,7 +25,7 @@ from transformer_jax.benchmark.exact import exact
 from transformer_jax.benchmark.settings import AttentionBenchmark
 from transformer_jax.benchmark.timing import Samples, Timer, time_in_turns, timer
 from transformer_jax.errors import UserError
-from transformer_jax.flops import largest_product
+from transformer_jax.flops import largest_matmul
 from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.devices import shortage
 from transformer_jax.parallel.mesh import make_mesh
@@ -300,7 +300,7 @@ def compile_kernel(
         name = "-".join(map(str, (kernel.replace(":", "."), *case.labels().values())))
         (dump / f"{name}.hlo.txt").write_text(compiled.as_text(), "utf-8")
     memory = compiled.memory_analysis()
-    reported, largest = memory.temp_size_in_bytes, largest_product(function, *inputs)
+    reported, largest = memory.temp_size_in_bytes, largest_matmul(function, *inputs)
     facts = {
         "compile_s": compile_s,
         "temporaries_bytes": reported if reported >= largest else None,

@@ -26,7 +26,6 @@ from transformer_jax.training.planning import (
     Planner,
     device_memory,
     for_other_devices,
-    mesh_maker,
     remedies,
 )
 from transformer_jax.training.setup import check_config, load_data
@@ -63,12 +62,12 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
         print(f"            {printable(name)}: {dev.examples.report}")
     filled = f"{loader.non_padding_fraction:.1%} of slots filled"
     print(f"batches     {loader.batches_per_epoch:,} an epoch, {filled}")
-    planner = Planner(config, data.tokenizers.sizes, mesh_maker(devices))
+    planner = Planner(config, data.tokenizers.sizes, devices)
     _print_plan(planner, loader.shapes, options.compile)
 
 
 def _devices(options: Inspect) -> int | list[Any] | None:
-    """Returns the devices to plan for, as for `mesh_maker`. UserError: they cannot be had."""
+    """Returns the devices to plan for, as for `Planner`. UserError: they cannot be had."""
     if options.topology is not None:
         if options.devices is not None:
             raise UserError("--topology: has its own number of devices; leave out --devices")

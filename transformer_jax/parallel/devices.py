@@ -15,7 +15,7 @@ from transformer_jax.allocator import give_memory_back
 class Accelerator(NamedTuple):
     """A device of one kind."""
 
-    tflops: float  # peak of dense bfloat16 products (float16 where there is no bfloat16)
+    tflops: float  # peak of dense bfloat16 matmuls (float16 where there is no bfloat16)
     memory_gib: int | None = None  # None: the device itself reports it
 
 

@@ -15,7 +15,7 @@ from jax import export
 from jax.extend.core import Var
 
 from transformer_jax.data.buckets import Shape
-from transformer_jax.flops import count_products
+from transformer_jax.flops import count_matmuls
 from transformer_jax.parallel.devices import find_accelerator
 from transformer_jax.training.setup import Setup, StepSetup, empty_batch
 from transformer_jax.types import Batch, Size, unconstrained
@@ -100,7 +100,7 @@ def _trace(setup: StepSetup, remat: str, shape: Shape | None) -> tuple[Size, Siz
     kept = closed.jaxpr.outvars[: len(jax.tree.leaves(backward))]
     residuals: set[Any] = {x for x in kept if isinstance(x, Var)} - {*closed.jaxpr.invars}
     saved = sum(math.prod(x.aval.shape) * x.aval.dtype.itemsize for x in residuals)
-    return count_products(closed.jaxpr), saved
+    return count_matmuls(closed.jaxpr), saved
 
 
 def _symbolic_batch(packed: bool, labels: int | None) -> Batch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -46,22 +46,26 @@ class Memory(NamedTuple):
 
 
 class Planner:
-    """Plans the steps of a config for a mesh, which may be abstract, and for its variants.
+    """Plans the steps of a checked config, and of its variants.
 
-    vocabularies: the numbers of source and target ids. mesh: makes the mesh of a config. like: the
-    planner of a config with the same model and optimizer state, which are not traced again.
-    UserError: as `prepare_step`.
+    vocabularies: the numbers of source and target ids. devices: their number, which need not be
+    here; or the devices; None: those here. like: the planner of a config with the same model and
+    optimizer state, which are not traced again. UserError: as `prepare_step`.
     """
 
     def __init__(
         self,
         config: Config,
         vocabularies: tuple[int, int],
-        mesh: Callable[[Config], AnyMesh],
+        devices: int | list[Any] | None = None,
         like: Planner | None = None,
     ) -> None:
-        self.config, self._vocabularies, self._mesh = config, vocabularies, mesh
-        self.setup = prepare_step(config, vocabularies, mesh(config))
+        self.config, self._vocabularies, self._devices = config, vocabularies, devices
+        if isinstance(devices, int):
+            mesh: AnyMesh = make_abstract_mesh(config.mesh, devices)
+        else:
+            mesh = make_mesh(config.mesh, devices)
+        self.setup = prepare_step(config, vocabularies, mesh)
         self._costs = like._costs if like else StepCosts(self.setup)
         state = like._state if like else self.setup.abstract_state
         self._state = with_shardings(state, self.setup.mesh)
@@ -113,7 +117,7 @@ class Planner:
         """Returns the planner of the config with fields of one section changed."""
         changed = replace(getattr(self.config, section), **changes)
         config = replace(self.config, **{section: changed})
-        return Planner(config, self._vocabularies, self._mesh, self)
+        return Planner(config, self._vocabularies, self._devices, self)
 
 
 class Remedy(NamedTuple):
@@ -170,16 +174,6 @@ def _families(config: Config, devices: int) -> Iterator[list[tuple[str, str, Any
 def _with_rows(shape: Shape, share: float) -> Shape:
     """Returns the shape with a share of its rows, which are a multiple of `ROWS_MULTIPLE`."""
     return shape._replace(rows=int(shape.rows * share) // ROWS_MULTIPLE * ROWS_MULTIPLE)
-
-
-def mesh_maker(devices: int | list[Any] | None) -> Callable[[Config], AnyMesh]:
-    """Returns a function that makes the mesh of a config.
-
-    devices: a number of devices, which need not be here; or the devices; None: those here.
-    """
-    if isinstance(devices, int):
-        return lambda config: make_abstract_mesh(config.mesh, devices)
-    return lambda config: make_mesh(config.mesh, devices)
 
 
 def for_other_devices(config: Config) -> Config:
