@@ -409,7 +409,7 @@ def decode_ratios() -> str:
         for name, title in peers.items()
     ]
     floors = (f"{loop['ratio_to_floor'][mode]:.2f}" for mode in MODES)
-    rows.append(("given lengths, least time of the products", *floors))
+    rows.append(("given lengths, least time of the matmuls", *floors))
     for stop, name in itertools.product(STOPPING, ("ctranslate2", "ctranslate2_workers")):
         ratios = real[f"ratio_to_{name}"]
         title = f"trained model, {STOPPING[stop]}, {peers[name]}"
@@ -451,7 +451,7 @@ def _share(found: dict[str, float]) -> str:
 def decode_step() -> str:
     """Returns where the time of a step goes, in milliseconds."""
     found = results.read("decode")["step_ms"]
-    names = {"step_ms": "a step", "products": "matrix products, at least"}
+    names = {"step_ms": "a step", "products": "matmuls, at least"}
     rows = [
         (str(names.get(part, part)), *(f"{found[mode][part]:.2f}" for mode in MODES))
         for part in found["beam5"]
@@ -640,13 +640,13 @@ def scaling() -> str:
             f"{row['temporaries_mib']:,.0f}",
             f"{row['tflop']:,.0f}",
             *(_exchange(row["collectives"].get(kind)) for kind in COLLECTIVES),
-            f"{row['products_ms']:.1f}",
+            f"{row['matmuls_ms']:.1f}",
             f"{row['exchange_ms']:.1f}",
         )
         for row in results.read("scaling")["rows"]
     ]
     head = ("model, chips", "mesh", "state, MiB", "temporaries, MiB", "TFLOP of all chips")
-    return _table((*head, *COLLECTIVES, "products, ms", "links, ms"), rows)
+    return _table((*head, *COLLECTIVES, "matmuls, ms", "links, ms"), rows)
 
 
 def _exchange(found: dict[str, int] | None) -> str:

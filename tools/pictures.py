@@ -25,7 +25,7 @@ from transformer_jax.attention import (
     scores,
     soft_attention,
 )
-from transformer_jax.attention.kinds import masked_softmax
+from transformer_jax.attention.functional import masked_softmax
 from transformer_jax.attention.positions import relative_bucket, rotate
 
 SOURCE = ["I", "have", "read", "the", "old", "book", "."]

@@ -72,7 +72,7 @@ def estimate(row: dict[str, Any]) -> dict[str, float]:
         for kind, each in row["collectives"].items()
     )
     return {
-        "products_ms": row["tflop"] / row["chips"] / ACCELERATORS[CHIP].tflops * 1e3,
+        "matmuls_ms": row["tflop"] / row["chips"] / ACCELERATORS[CHIP].tflops * 1e3,
         "exchange_ms": passed / LINK_GBYTES / 1e9 * 1e3,
     }
 

@@ -1,6 +1,7 @@
-"""Every kind of attention against its formula, written as loops over queries in float64."""
+"""Every kind of attention in the model: what it sees, decoding by steps, packing, refusals."""
 
-from collections.abc import Callable
+import re
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,337 +9,584 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.test_util import check_grads
-from jax.tree_util import Partial
-from jaxtyping import Array
-
-from transformer_jax.attention import (
-    Mask,
-    gathered,
-    gumbel_attention,
-    hard_attention,
-    latent_attention,
-    local_m_attention,
-    local_p_attention,
-    plain_self_attention,
-    scores,
-    soft_attention,
+from common import (
+    LENGTHS,
+    VOCABULARY,
+    assert_gradients_close,
+    assert_packed_is_unpacked,
+    assert_steps_are_teacher_forcing,
+    build,
+    flat,
+    forward,
+    gradient,
+    make_batch,
+    tiny,
 )
-from transformer_jax.attention.gathered import local_p_gathered
-from transformer_jax.attention.kinds import predicted_center
+from jax.tree_util import Partial
+
+from tools import documents
+from transformer_jax.attention import (
+    AttentionInputs,
+    AttentionOutput,
+    Context,
+    Mask,
+    MultiHeadAttention,
+    attend,
+    kinds,
+    register_kind,
+)
+from transformer_jax.attention.blockwise import Blocks, blockwise
+from transformer_jax.attention.kernels import KERNELS
+from transformer_jax.attention.kinds import Kind
+from transformer_jax.attention.scores import SCORES
+from transformer_jax.config import (
+    AttentionConfig,
+    ModelConfig,
+)
 from transformer_jax.errors import UserError
+from transformer_jax.models.checks import check_model, check_packing
+from transformer_jax.models.make import make_model
+from transformer_jax.special_ids import PAD
+from transformer_jax.training.schedules import SCHEDULES
+from transformer_jax.training.step import loss_fn
+from transformer_jax.types import Batch, Outcome
 
 pytestmark = pytest.mark.usefixtures("strict")
 
-HEADS, QUERIES, KEYS, WIDTH, WINDOW = 2, 5, 7, 4, 2
+PLACES = ("encoder_attention", "decoder_attention", "cross_attention")
 
 
-def draw(seed: int, *shape: int) -> Array:
-    return jax.random.normal(jax.random.key(seed), shape)
+def everywhere(*places: str, **attention: Any) -> dict[str, Any]:
+    chosen = AttentionConfig(**attention)
+    return dict.fromkeys(places or PLACES, chosen)
 
 
-QUERY = draw(0, HEADS, QUERIES, WIDTH)
-KEY, VALUE = draw(1, HEADS, KEYS, WIDTH), draw(2, HEADS, KEYS, WIDTH)
-W, U, V = draw(3, HEADS, WIDTH, WIDTH), draw(4, HEADS, WIDTH, WIDTH), draw(5, HEADS, WIDTH)
-PLACES = draw(6, HEADS, WIDTH, KEYS)
-CENTER = jnp.asarray([[0.3, 1.5, 3.0, 5.2, 6.9], [6.1, 0.0, 2.2, 4.4, 1.0]])
-MASK = jax.random.bernoulli(jax.random.key(7), 0.7, (QUERIES, KEYS)).at[1].set(False)
-ACTIVE = jax.nn.softmax(draw(8, HEADS, KEYS, KEYS))
-
-
-def exact(x: Array) -> np.ndarray:
-    return np.asarray(x, np.float64)
-
-
-SCORES: dict[str, tuple[Callable[..., Array], Callable[[Any, Any, int, int], float]]] = {
-    "dot": (scores.dot, lambda q, k, n, s: q @ k),
-    "scaled_dot": (scores.scaled_dot, lambda q, k, n, s: q @ k / np.sqrt(WIDTH)),
-    "general": (partial(scores.general, w=W), lambda q, k, n, s: q @ exact(W)[n] @ k),
-    "additive": (
-        partial(scores.additive, w=W, u=U, v=V),
-        lambda q, k, n, s: exact(V)[n] @ np.tanh(q @ exact(W)[n] + k @ exact(U)[n]),
-    ),
-    "location": (
-        lambda query, keys: scores.location(query, jnp.arange(keys.shape[-2]), PLACES),
-        lambda q, k, n, s: (q @ exact(PLACES)[n])[s],
-    ),
+KINDS: dict[str, dict[str, Any]] = {
+    "dot": everywhere(score="dot"),
+    "general": everywhere(score="general"),
+    "additive": everywhere(score="additive"),
+    "location": everywhere(score="location"),
+    "local-m": everywhere(kind="local-m", window=1),
+    "local-m, additive": everywhere(kind="local-m", window=2, score="additive"),
+    "local-p": everywhere("encoder_attention", "cross_attention", kind="local-p", window=2),
+    "hard": everywhere("cross_attention", kind="hard", layer=0),
+    "gumbel": everywhere(kind="gumbel"),
+    "latent": everywhere("cross_attention", kind="latent"),
+    "plain": everywhere("encoder_attention", "decoder_attention", kind="plain"),
+    "plain in one layer": {
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "decoder_attention": AttentionConfig(kind="plain", layer=1),
+    },
+    "rotary": {"positions": "rotary"},
+    "alibi": {"positions": "alibi"},
+    "relative": {"positions": "relative"},
+    "grouped": {"heads": 4, "kv_heads": 2, "positions": "rotary"},
+    "one key head": {"heads": 4, "kv_heads": 1} | everywhere(kind="local-m", window=2),
+    "grouped, additive": {"heads": 4, "kv_heads": 2} | everywhere(score="additive"),
 }
 
 
-def softmax(x: np.ndarray) -> np.ndarray:
-    e = np.exp(x - x.max()) if x.size else x
-    return e / e.sum()
+RARE = ("dot", "general", "location", "local-m, additive", "plain in one layer", "alibi")
+RARE += ("gumbel", "one key head", "grouped, additive")
+"""What differs little from another kind is tried by `make ci-long`."""
 
 
-def weights_by_hand(
-    score: Any, mask: np.ndarray, more: Callable[..., np.ndarray] | None = None
-) -> np.ndarray:
-    """Softmax over the unmasked keys, query by query; `more` changes the weights of a query."""
-    weights = np.zeros((HEADS, QUERIES, KEYS))
-    for n, t in np.ndindex(HEADS, QUERIES):
-        seen = np.flatnonzero(mask[n, t])
-        row = [score(exact(QUERY)[n, t], exact(KEY)[n, s], n, s) for s in seen]
-        weights[n, t, seen] = softmax(np.array(row))
-        if more is not None:
-            weights[n, t] = more(weights[n, t], n, t)
-    return weights
+def rarely(value: Any) -> Any:
+    return pytest.param(value, marks=pytest.mark.long)
 
 
-def whole_mask() -> np.ndarray:
-    return np.broadcast_to(np.asarray(MASK), (HEADS, QUERIES, KEYS))
+def parameter(name: str) -> Any:
+    return pytest.param(KINDS[name], id=name, marks=[pytest.mark.long] * (name in RARE))
 
 
-def near(center: np.ndarray) -> np.ndarray:
-    return np.abs(np.arange(KEYS) - center[..., None]) <= WINDOW
+@pytest.fixture(params=map(parameter, KINDS))
+def kind(request: pytest.FixtureRequest) -> ModelConfig:
+    return tiny(**request.param)
 
 
-def gaussian(weights: np.ndarray, n: int, t: int) -> np.ndarray:
-    sigma = WINDOW / 2
-    return weights * np.exp(-((np.arange(KEYS) - exact(CENTER)[n, t]) ** 2) / (2 * sigma**2))
+def test_kinds_learn_all_that_they_hold(kind: ModelConfig) -> None:
+    (total, count), grads = gradient(kind)(make_batch(LENGTHS))
+    assert jnp.isfinite(total)
+    assert count == 13
+    unlearned = {"hard": ("cross_attention/query", "cross_attention/key")}
+    for name, leaf in flat(grads).items():
+        assert np.isfinite(leaf).all(), name
+        # A bias on keys moves all of a query's scores alike; a choice without a key is no sample.
+        spared = name.endswith("key/bias") or ("key/" in name and "location" in str(kind))
+        hard = any(part in name for part in unlearned.get(kind.cross_attention.kind, ()))
+        assert np.any(leaf) or spared or hard, name
 
 
-def picked(weights: np.ndarray, n: int, t: int) -> np.ndarray:
-    return np.eye(KEYS)[weights.argmax()] * weights.any()
+def test_no_position_sees_what_follows_it_or_padding(kind: ModelConfig) -> None:
+    """Each output depends on the source and on ids that are not after it."""
+    run, batch = forward(kind), make_batch(LENGTHS)
+    logits, _ = run(batch)
+
+    def changed(changed_batch: Batch, params: Any) -> np.ndarray:
+        """Where the outputs of ids, without padding, change [B, T]."""
+        others, _ = run(changed_batch, params=params)
+        return np.any((others != logits)[:, :, PAD + 1 :], axis=-1)
+
+    _, params = build(kind)
+    for position in range(6):  # the first sentence has six words
+        ids = batch.target_in.copy()
+        ids[0, position] = 3 + ids[0, position] % 2
+        sees = changed(batch._replace(target_in=ids), params)[0]
+        assert not sees[:position].any()
+        assert sees[position:].any()
+    source = np.where(batch.source == PAD, PAD, 3 + batch.source % 2)
+    assert changed(batch._replace(source=source), params)[0].any()
+
+    def padding_changed(path: Any, leaf: jax.Array) -> jax.Array:
+        named = jax.tree_util.keystr(path, simple=True, separator="/")
+        return leaf.at[PAD].add(1.0) if named.endswith("embedding/embedding") else leaf
+
+    real = batch.target_out != PAD
+    other = jax.tree_util.tree_map_with_path(padding_changed, params)
+    assert not changed(batch, other)[real].any()
 
 
-OWN_POSITION = np.broadcast_to(np.arange(QUERIES), (HEADS, QUERIES))
-KINDS: dict[str, tuple[Callable[..., Any], np.ndarray, Any]] = {
-    "soft": (soft_attention, whole_mask(), None),
-    "hard": (hard_attention, whole_mask(), picked),
-    "gumbel": (gumbel_attention, whole_mask(), picked),
-    "local-m": (
-        partial(local_m_attention, window=WINDOW),
-        whole_mask() & near(OWN_POSITION),
-        None,
-    ),
-    "local-p": (
-        partial(local_p_attention, center=CENTER, window=WINDOW),
-        whole_mask() & near(exact(CENTER)),
-        gaussian,
-    ),
-    "latent": (
-        partial(latent_attention, active=ACTIVE),
-        whole_mask(),
-        lambda weights, n, t: weights @ exact(ACTIVE)[n],
-    ),
-}
+def test_padding_changes_nothing(kind: ModelConfig) -> None:
+    run, narrow = forward(kind), make_batch(LENGTHS)
+    wide = Batch(*(np.pad(x, [(0, 0), (0, 5)]) for x in narrow[:3]))
+    (logits, _), (padded, _) = run(narrow), run(wide)
+    real = narrow.target_out != PAD
+    np.testing.assert_allclose(padded[:, :6][real], logits[real], rtol=0, atol=5e-6)
 
 
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_kinds_are_their_formulas(kind: str, score: str) -> None:
-    attention, mask, more = KINDS[kind]
-    ours, theirs = SCORES[score]
-    context, weights = attention(QUERY, KEY, VALUE, MASK, score=ours)
-    wanted = weights_by_hand(theirs, mask, more)
-    np.testing.assert_allclose(weights, wanted, atol=2e-6)
-    np.testing.assert_allclose(context, wanted @ exact(VALUE), atol=2e-6)
-    assert not np.any(context[:, 1]), "a query without keys"
+def test_packed_is_unpacked(kind: ModelConfig) -> None:
+    assert_packed_is_unpacked(kind, make_batch(LENGTHS), 5e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_without_a_mask_all_keys_are_seen(kind: str) -> None:
-    attention, _, _ = KINDS[kind]
-    everywhere = jnp.ones((QUERIES, KEYS), bool)
-    for a, b in zip(
-        attention(QUERY, KEY, VALUE), attention(QUERY, KEY, VALUE, everywhere), strict=True
-    ):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+def test_steps_are_teacher_forcing(kind: ModelConfig) -> None:
+    assert_steps_are_teacher_forcing(kind, 2, 1e-5)
 
 
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("kind", ["soft", "local-m", "local-p", "latent"])
-def test_gradients_are_finite_differences(kind: str, score: str) -> None:
-    attention, _, _ = KINDS[kind]
+def test_steps_with_small_blocks_are_teacher_forcing() -> None:
+    """Blocks that are out of reach of a window are skipped, of the right queries."""
+    local = tiny(**everywhere(kind="local-m", window=1))
 
-    def context(*arrays: Any) -> Array:
-        return attention(*map(jnp.asarray, arrays), MASK, score=SCORES[score][0])[0]
+    def small_blocks(query: Any, key: Any, value: Any, mask: Mask, **_: Any) -> Any:
+        return blockwise(query, key, value, mask, blocks=Blocks(1, 2, 2))
 
-    check_grads(context, (QUERY, KEY, VALUE), order=1, modes=["rev"], atol=1e-2, rtol=1e-2)
-
-
-def test_gradients_of_what_kinds_learn_are_finite_differences() -> None:
-    def by_score(*learned: Any) -> Array:
-        w, u, v, places = map(jnp.asarray, learned)
-        general = soft_attention(QUERY, KEY, VALUE, MASK, score=partial(scores.general, w=w))
-        additive = partial(scores.additive, w=w, u=u, v=v)
-        more = soft_attention(QUERY, KEY, VALUE, MASK, score=additive)
-        where = partial(scores.location, w=places)
-        last = soft_attention(
-            QUERY, KEY, VALUE, MASK, score=lambda q, _: where(q, jnp.arange(KEYS))
-        )
-        return general[0] + more[0] + last[0]
-
-    check_grads(by_score, (W, U, V, PLACES), order=1, modes=["rev"], atol=1e-2, rtol=1e-2)
-
-    def by_center(*learned: Any) -> Array:
-        center = predicted_center(
-            QUERY, jnp.full((HEADS, QUERIES), 7.0), *map(jnp.asarray, learned)
-        )
-        wide = {"center": center, "window": KEYS + 1}  # no edge of a window is crossed
-        return local_p_attention(QUERY, KEY, VALUE, MASK, **wide)[0]
-
-    check_grads(by_center, (W, V), order=1, modes=["rev"], atol=1e-2, rtol=1e-2)
+    assert_steps_are_teacher_forcing(local, 1, 1e-5, small_blocks)
 
 
-SENTENCES = jnp.array([[0] * QUERIES, [0, 0, 3, 3, 3]]), jnp.array([[6] * QUERIES, [3, 3, 4, 4, 0]])
-"""In two rows: where the sentence begins that each query looks at, and its length."""
+@pytest.fixture
+def gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "MIN_GATHERED_KEYS", 0)
+    monkeypatch.setattr(kinds, "MIN_WINDOWS", 0)
 
 
-@pytest.mark.parametrize("elements", [gathered.CHUNK_ELEMENTS, 1])
-@pytest.mark.parametrize("window", [1, 2, KEYS])
-@pytest.mark.parametrize("score", ["dot", "scaled_dot", "additive"])
-def test_gathered_windows_are_local_p_attention(
-    score: str, window: int, elements: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Values and gradients agree, with many queries per chunk or one; `SENTENCES` are packed."""
-    monkeypatch.setattr(gathered, "CHUNK_ELEMENTS", elements)
-    first, length = SENTENCES
-    position = jnp.arange(KEYS)[None, None] - first[:, :, None]
-    seen = (position >= 0) & (position < length[:, :, None])
-    learned = {"w": W, "u": U, "v": V} if score == "additive" else {}
-
-    def center_of(share: Array) -> Array:
-        return share * length[:, None].astype(jnp.float32)
-
-    def ours(share: Array, score: Partial, query: Array, keys: Array, values: Array) -> Array:
-        options = {"center": center_of(share), "window": window, "score": score}
-        return local_p_gathered(query, keys, values, first, length, **options)
-
-    def wanted(share: Array, score: Partial, query: Array, keys: Array, values: Array) -> Array:
-        options = {"center": center_of(share), "window": window, "score": score}
-        options["key_positions"] = jnp.broadcast_to(position[:, None], (2, HEADS, QUERIES, KEYS))
-        return local_p_attention(query, keys, values, seen[:, None], **options)[0]
-
-    share = jnp.stack([CENTER / KEYS, jnp.array([[0.0, 1.0, 0.25, 0.5, 0.5], [1, 0.4, 0, 0.9, 1]])])
-    arrays = [jnp.stack([x, x[::-1]]) for x in (QUERY, KEY, VALUE)]
-    given = (share, Partial(getattr(scores, score), **learned), *arrays)
-    (found, back), (exactly, back_exactly) = jax.vjp(ours, *given), jax.vjp(wanted, *given)
-    np.testing.assert_allclose(found, exactly, atol=2e-6)
-    assert not np.any(found[1, :, 4]), "an empty sentence"
-    gradient = draw(9, *found.shape)
-    leaves = (jax.tree.leaves(b(gradient)) for b in (back, back_exactly))
-    for a, b in zip(*leaves, strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5)
+def gathering(**attention: Any) -> ModelConfig:
+    """A model whose size no other test uses, so that no compiled function is shared with them."""
+    places = ("encoder_attention", "cross_attention")
+    local = everywhere(*places, kind="local-p", window=1, **attention)
+    return tiny(**local, heads=4, kv_heads=2, d_ff=20)
 
 
-def test_gathered_windows_are_the_formula() -> None:
-    keys = jnp.full((1, QUERIES), KEYS)
-    options = {"center": CENTER[None], "window": WINDOW, "score": Partial(scores.scaled_dot)}
-    found = local_p_gathered(QUERY[None], KEY[None], VALUE[None], 0 * keys, keys, **options)
-    by_hand = weights_by_hand(SCORES["scaled_dot"][1], near(exact(CENTER)), gaussian)
-    np.testing.assert_allclose(found[0], by_hand @ exact(VALUE), atol=2e-6)
+@pytest.mark.usefixtures("gathered")
+@pytest.mark.parametrize(
+    "score", ["additive", *map(rarely, ("location", "scaled_dot", "dot", "general"))]
+)
+def test_gathered_windows_are_those_of_all_scores(score: str) -> None:
+    kind = gathering(score=score)
+    model, params = build(kind)
+    batch = Batch(*map(jnp.asarray, make_batch(LENGTHS)[:3]))
+
+    def loss(params: Any, kernel: str) -> Any:
+        output: Any = model.clone(kernel=kernel).apply({"params": params}, batch)
+        return jnp.sum(jnp.sin(output.logits)), (output.logits, output.weights)
+
+    run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnames="kernel")
+    (_, (logits, none)), grads = run(params, kernel="auto")
+    (_, (wanted, weights)), wanted_grads = run(params, kernel="reference")
+    assert "encoder/0/self_attention" in weights
+    assert "encoder/0/self_attention" not in none
+    np.testing.assert_allclose(logits, wanted, rtol=0, atol=5e-6)
+    assert_gradients_close(grads, wanted_grads, 1e-4)
 
 
-def test_predicted_center_is_the_formula() -> None:
-    lengths = np.array([[7, 6, 5, 4, 3]] * HEADS)
-    found = predicted_center(QUERY, jnp.asarray(lengths, jnp.float32), W, V)
-    for n, t in np.ndindex(HEADS, QUERIES):
-        inner = exact(V)[n] @ np.tanh(exact(QUERY)[n, t] @ exact(W)[n])
-        np.testing.assert_allclose(found[n, t], lengths[n, t] / (1 + np.exp(-inner)), rtol=1e-5)
-    assert np.all((np.asarray(found) > 0) & (np.asarray(found) < lengths))
+@pytest.mark.usefixtures("gathered")
+def test_gathered_windows_with_padding_packing_and_steps() -> None:
+    kind = gathering()
+    test_padding_changes_nothing(kind)
+    assert_packed_is_unpacked(kind, make_batch(LENGTHS), 5e-6)
+    assert_steps_are_teacher_forcing(kind, 2, 1e-5)
 
 
-POSITIONS = jnp.array([[0, 3, 1, 1, 6, 2, 5], [0, 1, 2, 0, 1, 2, 3]])
-"""The positions of the keys in two rows of a batch."""
+def test_rotary_knows_distances_only() -> None:
+    config = tiny(positions="rotary")
+    layer = MultiHeadAttention(config, "encoder_attention")
+    x = jax.random.normal(jax.random.key(0), (1, 5, 16))
 
+    def attended(layer: MultiHeadAttention, places: jax.Array) -> Any:
+        return layer(x, Context(Mask(), places))[0]
 
-@pytest.mark.parametrize("name", scores.SCORES)
-def test_prepared_scores_are_the_formulas(name: str) -> None:
-    """The parameters have the shapes in the table; two rows have different positions."""
-    entry = scores.SCORES[name]
-    sizes = {"H": WIDTH, "P": KEYS}
-    params = {
-        param: draw(10 + i, HEADS, *(sizes[letter] for letter in dimensions.split()))
-        for i, (param, dimensions) in enumerate({**entry.params, **entry.compare_params}.items())
-    }
-    query, keys = (jnp.stack([x, x[::-1]]) for x in (QUERY, KEY))
-    prepared = entry.prepare(query, keys, POSITIONS, **{n: params[n] for n in entry.params})
-    found = entry.compare(*prepared, **{n: params[n] for n in entry.compare_params})
-    if name == "location":
-        wanted = scores.location(query, POSITIONS[:, None], params["positions"])
-    else:
-        wanted = getattr(scores, name)(query, keys, **params)
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
-    assert not entry.product or prepared[1] is keys
-
-
-def test_unknown_scores_are_named() -> None:
-    assert scores.find_score("cross_attention", "dot") is scores.SCORES["dot"]
-    message = r"model\.cross_attention\.score='adittive': unknown; did you mean additive\?"
-    with pytest.raises(UserError, match=message):
-        scores.find_score("cross_attention", "adittive")
-
-
-@pytest.mark.parametrize("name", ["general", "additive", "location"])
-def test_scores_compute_in_the_type_of_the_query(name: str) -> None:
-    """Parameters are float32; products and tanh are in bfloat16, and the scores in float32."""
-    low = [x.astype(jnp.bfloat16) for x in (QUERY, KEY)]
-
-    def score(query: Array, keys: Array) -> Array:
-        return SCORES[name][0](query, keys)
-
-    assert score(*low).dtype == jnp.float32
-    for equation in jax.make_jaxpr(score)(*low).eqns:
-        if equation.primitive.name in ("dot_general", "tanh"):
-            assert {x.aval.dtype.name for x in equation.invars} == {"bfloat16"}, equation
-
-
-def test_plain_self_attention_is_softmax_of_products() -> None:
-    context, weights = plain_self_attention(KEY)
-    for n in range(HEADS):
-        x = exact(KEY)[n]
-        wanted = np.stack([softmax(row) for row in x @ x.T])
-        np.testing.assert_allclose(weights[n], wanted, atol=2e-6)
-        np.testing.assert_allclose(context[n], wanted @ x, atol=1e-5)
-
-
-@pytest.mark.parametrize("attention", [hard_attention, gumbel_attention])
-def test_sampled_choices_follow_the_weights(attention: Any) -> None:
-    keys = jax.random.split(jax.random.key(0), 4000)
-    drawn = jax.vmap(lambda key: attention(QUERY, KEY, VALUE, MASK, key=key)[1])(keys)
-    np.testing.assert_allclose(
-        drawn.max(-1), np.broadcast_to(MASK.any(-1), drawn.shape[:-1]), atol=1e-6
+    places = jnp.arange(5)[None]
+    params = layer.init(jax.random.key(1), places, method=attended)
+    wanted, moved, spread = (
+        np.asarray(layer.apply(params, shifted, method=attended))
+        for shifted in (places, places + 90, 2 * places)
     )
-    _, wanted = soft_attention(QUERY, KEY, VALUE, MASK)
-    # Five standard deviations of a share of 4,000 draws.
-    np.testing.assert_allclose(drawn.mean(0), wanted, atol=5 * 0.5 / 4000**0.5)
+    np.testing.assert_allclose(moved, wanted, atol=1e-5)
+    assert np.abs(spread - wanted).max() > 1e-3
 
 
-def test_gumbel_has_the_gradient_of_the_softmax() -> None:
-    def total(query: Array, attention: Any) -> Array:
-        return jnp.sum(attention(query, KEY, VALUE, MASK)[0] * VALUE[:, :QUERIES])
+@pytest.mark.long
+def test_hard_attention_learns_by_its_reward() -> None:
+    """No gradient passes through its choices, but the scores have one. The reward is reported."""
+    config = tiny(layers=2, **everywhere("cross_attention", kind="hard", layer=0))
+    model, params = build(config)
+    batch = Batch(*map(jnp.asarray, make_batch([(7, 6)] * 2)[:3]))
+    averages = {"log_likelihood": jnp.asarray(-2.0)}
+    loss = loss_fn(model, 0.0)
 
-    of_gumbel = jax.grad(total)(QUERY, gumbel_attention)
-    assert np.any(of_gumbel)
-    np.testing.assert_allclose(of_gumbel, jax.grad(total)(QUERY, soft_attention), atol=1e-5)
-    assert not np.any(jax.grad(total)(QUERY, hard_attention))
+    @jax.jit
+    def grad(key: jax.Array) -> Any:
+        return jax.value_and_grad(loss, has_aux=True)(params, batch, key, averages)
+
+    (total, (count, means)), grads = grad(jax.random.key(0))
+    np.testing.assert_allclose(
+        total, -means["log_likelihood"].total, rtol=1e-6
+    )  # the surrogate adds no loss
+    assert count == 12
+    query = grads["decoder"]["layers_0"]["cross_attention"]["query"]["kernel"]
+    assert np.any(query)
+    _, weights = forward(config)(batch)
+    picks, others = (weights[f"decoder/{i}/cross_attention"] for i in range(2))
+    assert np.isin(picks, (0.0, 1.0)).all()
+    assert not np.isin(others, (0.0, 1.0)).all()  # the other layers are soft
+    (_, other), _ = grad(jax.random.key(1))
+    log_likelihood = other.metrics["log_likelihood"].total
+    assert log_likelihood != means["log_likelihood"].total  # other choices
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_gumbel_has_the_gradient_of_the_softmax_with_its_noise(temperature: float) -> None:
-    key = jax.random.key(3)
-    noise = jax.random.gumbel(key, (HEADS, QUERIES, KEYS))
+def test_what_a_kind_reports_reaches_the_loss() -> None:
+    """Its losses are added, and its metrics are means over the tokens of its queries."""
 
-    def sampled(query: Array) -> Array:
-        more = {"key": key, "temperature": temperature}
-        return jnp.sum(gumbel_attention(query, KEY, VALUE, MASK, **more)[0] * QUERY)
+    def penalty(scale: jax.Array, outcome: Outcome) -> jax.Array:
+        return scale * jnp.sum(outcome.is_token.astype(jnp.float32))
 
-    def soft(query: Array) -> Array:
-        logarithms = jax.nn.log_softmax(scores.scaled_dot(query, KEY), where=MASK)
-        noisy = jnp.where(MASK, (logarithms + noise) / temperature, -jnp.inf)
-        weights = jax.nn.softmax(noisy.at[:, 1].set(0.0)).at[:, 1].set(0.0)  # 1 sees no key
-        return jnp.sum((weights @ VALUE) * QUERY)
+    def reporting(inputs: AttentionInputs) -> AttentionOutput:
+        context, weights = inputs.attend(inputs.query, inputs.key, inputs.value, inputs.mask)
+        index = jnp.arange(inputs.query.shape[2], dtype=jnp.float32)
+        metric = jnp.broadcast_to(index, (inputs.query.shape[0], len(index)))
+        losses = {"penalty": Partial(penalty, jnp.asarray(0.5))}
+        return AttentionOutput(context, weights, losses, {"index": metric})
 
-    wanted = jax.grad(soft)(QUERY).at[:, 1].set(0.0)
-    np.testing.assert_allclose(jax.grad(sampled)(QUERY), wanted, atol=1e-5)
+    register_kind("reporting", reporting)
+    places = everywhere("encoder_attention", "cross_attention", kind="reporting")
+    model, params = build(tiny(**places))
+    plain, _ = build(tiny())
+    batch = Batch(*map(jnp.asarray, make_batch([(7, 6), (3, 2)])[:3]))
+    averages = {"log_likelihood": jnp.asarray(0.0)}
+    total, sums = jax.jit(loss_fn(model, 0.1))(params, batch, None, averages)
+    wanted, _ = jax.jit(loss_fn(plain, 0.1))(params, batch, None, {})
+    np.testing.assert_allclose(total, wanted + 2 * 0.5 * 8, rtol=1e-6)
+    of_source, of_target = (
+        sums.metrics["encoder/0/self_attention/index"],
+        sums.metrics["decoder/0/cross_attention/index"],
+    )
+    assert (of_source.total, of_source.weight) == (21 + 3, 10)
+    assert (of_target.total, of_target.weight) == (15 + 1, 8)
 
 
-def test_windows_and_temperatures_that_make_no_sense_are_refused() -> None:
-    for attention in (local_m_attention, partial(local_p_attention, center=CENTER)):
-        with pytest.raises(ValueError, match="window=0: must be at least 1"):
-            attention(QUERY, KEY, VALUE, window=0)
-    with pytest.raises(ValueError, match="window=-1: must be at least 0"):
-        Mask(window=-1)
-    with pytest.raises(ValueError, match=r"temperature=0\.0: must be above 0"):
-        gumbel_attention(QUERY, KEY, VALUE, temperature=0.0)
+@pytest.mark.long
+def test_weight_of_rewards() -> None:
+    """It scales the gradient of REINFORCE, and does not change that of the loss itself."""
+    averages, batch = {"log_likelihood": jnp.asarray(-2.0)}, make_batch([(7, 6)] * 2)[:3]
+
+    def taught(reward: float) -> Any:
+        hard = everywhere("cross_attention", kind="hard", layer=0, entropy=0.0, reward=reward)
+        model, params = build(tiny(**hard))
+        loss = jax.jit(jax.grad(loss_fn(model, 0.0), has_aux=True))
+        grads = loss(params, Batch(*map(jnp.asarray, batch)), jax.random.key(0), averages)[0]
+        return grads["decoder"]["layers_0"]
+
+    light, heavy = taught(0.25), taught(1.0)
+    (a, value), (b, same) = (
+        (each["cross_attention"]["query"]["kernel"], each["cross_attention"]["value"]["kernel"])
+        for each in (light, heavy)
+    )
+    assert np.any(a)
+    np.testing.assert_allclose(b, 4 * a, rtol=1e-4, atol=1e-7)
+    np.testing.assert_array_equal(value, same)
+
+
+def cosine(inputs: AttentionInputs) -> AttentionOutput:
+    """A kind of one's own: softmax of scaled cosines."""
+
+    def unit(x: jax.Array) -> jax.Array:
+        return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+    scale = inputs.param(
+        "scale", jax.nn.initializers.constant(5.0), (1, inputs.query.shape[1], 1, 1)
+    )
+    query = unit(inputs.query) * scale
+    return AttentionOutput(*inputs.attend(query, unit(inputs.key), inputs.value, inputs.mask))
+
+
+@pytest.mark.parametrize("wrong", ["tuple", "width"])
+def test_a_kind_that_returns_something_else(wrong: str) -> None:
+    def kind(inputs: AttentionInputs) -> Any:
+        context = inputs.query[..., :3]
+        return (context, None) if wrong == "tuple" else AttentionOutput(context, None)
+
+    register_kind(f"wrong {wrong}", kind)
+    config = tiny(**everywhere("cross_attention", kind=f"wrong {wrong}"))
+    with pytest.raises(
+        ValueError, match=r"must return an AttentionOutput with a context of \(4, 2, 6, 8"
+    ):
+        forward_of(config)
+
+
+def forward_of(config: ModelConfig) -> Any:
+    model = make_model(config, VOCABULARY, VOCABULARY)
+    return jax.eval_shape(model.init, jax.random.key(0), make_batch(LENGTHS))
+
+
+def test_a_kind_of_ones_own() -> None:
+    register_kind("cosine", cosine)
+    register_kind("cosine", cosine)
+    config = tiny(**everywhere("cross_attention", kind="cosine"))
+    (_, _), grads = gradient(config)(make_batch(LENGTHS))
+    assert np.any(grads["decoder"]["layers_0"]["cross_attention"]["scale"])
+    with pytest.raises(ValueError, match="kind 'cosine': is already the label of another"):
+        register_kind("cosine", kinds.soft)
+    unknown = tiny(**everywhere("cross_attention", kind="cosinus"))
+    with pytest.raises(
+        ValueError,
+        match=r"model\.cross_attention\.kind='cosinus': unknown; did you mean cosine\?; "
+        r"one of your own needs --import MODULE",
+    ):
+        forward(unknown)(make_batch(LENGTHS))
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    (
+        r"model\.attention_dropout=0\.1: must be 0 with attention of score additive",
+        {"attention_dropout": 0.1} | everywhere("cross_attention", score="additive"),
+    ),
+    (
+        r"encoder_attention\.score='dot': must be left out for plain",
+        everywhere("encoder_attention", kind="plain", score="dot"),
+    ),
+    (
+        r"model\.positions='rotary': must be other than rotary with attention of kind plain",
+        {"positions": "rotary"} | everywhere("encoder_attention", kind="plain"),
+    ),
+    (r"model\.kv_heads=3: must be a divisor of model\.heads=4", {"heads": 4, "kv_heads": 3}),
+    (r"window=0: must be at least 1", everywhere("encoder_attention", kind="local-m", window=0)),
+    (
+        r"encoder_attention\.window=None: must be at least 1",
+        everywhere("encoder_attention", kind="local-m"),
+    ),
+    (r"window=3: must be left out for the kind soft", everywhere("cross_attention", window=3)),
+    (
+        r"decoder_attention\.kind='local-p': must be another kind, since a sentence's length is",
+        everywhere("decoder_attention", kind="local-p", window=3),
+    ),
+    (
+        r"encoder_attention\.kind='hard': must be another",
+        everywhere("encoder_attention", kind="hard"),
+    ),
+    (
+        r"cross_attention\.kind='plain': must be another",
+        everywhere("cross_attention", kind="plain"),
+    ),
+    (
+        r"cross_attention\.layer=None: must be named \(0 to 0\)",
+        everywhere("cross_attention", kind="hard"),
+    ),
+    (
+        r"cross_attention\.layer=4: must be from 0 to 0",
+        everywhere("cross_attention", kind="hard", layer=4),
+    ),
+    (r"cross_attention\.entropy=-1\.0: must be", everywhere("cross_attention", entropy=-1.0)),
+    (r"cross_attention\.reward=0\.0: must be above 0", everywhere("cross_attention", reward=0.0)),
+    (
+        r"model\.attention_dropout=0\.1: must be 0 with attention of kind gumbel",
+        {"attention_dropout": 0.1} | everywhere("cross_attention", kind="gumbel"),
+    ),
+    (
+        r"model\.d_model=18: must be an even multiple",
+        {"d_model": 18, "heads": 2, "positions": "rotary"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "changes"), REFUSED, ids=range(len(REFUSED)))
+def test_what_makes_no_sense_is_refused(message: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=message):
+        check_model(tiny(**changes))
+
+
+def test_hard_attention_is_refused_with_packing() -> None:
+    model = tiny(**everywhere("cross_attention", kind="hard", layer=0))
+    with pytest.raises(ValueError, match=r"data\.packing=True: must be false where"):
+        check_packing(model)
+
+
+def test_dropout_is_refused_with_a_kernel_that_has_none() -> None:
+    with pytest.raises(ValueError, match=r"execution\.kernel='xla': .*; use auto or reference"):
+        check_model(tiny(attention_dropout=0.1), "xla")
+    with pytest.raises(
+        ValueError, match=r"'blockwise': .* model\.positions='alibi' needs; use auto,"
+    ):
+        check_model(tiny(positions="alibi"), "blockwise")
+
+
+class ByHand:
+    """The layer kinds' formulas in float64: a sentence and a head at a time, loops over queries."""
+
+    def __init__(
+        self, inputs: AttentionInputs, params: dict[str, jax.Array], lengths: list[int]
+    ) -> None:
+        self.query, key, value = (
+            np.asarray(x, np.float64) for x in (inputs.query, inputs.key, inputs.value)
+        )
+        group = self.query.shape[1] // key.shape[1]
+        self.key, self.value = key.repeat(group, axis=1), value.repeat(group, axis=1)
+        self.params = {name: np.asarray(x, np.float64) for name, x in params.items()}
+        self.config, self.lengths = inputs.config, lengths
+
+    def score(self, q: np.ndarray, n: int, b: int, s: int) -> float:
+        k, learned = self.key[b, n, s], {name: x[n] for name, x in self.params.items()}
+        match self.config.score:
+            case "dot":
+                return q @ k
+            case "scaled_dot":
+                return q @ k / len(q) ** 0.5
+            case "general":
+                return q @ learned["w"] @ k
+            case "additive":
+                return learned["v"] @ np.tanh(q @ learned["w"] + k @ learned["u"])
+            case "location":
+                return q @ learned["positions"][:, s]
+            case other:
+                raise ValueError(other)
+
+    def soft(self, b: int, n: int, t: int, near: Any = lambda s: True) -> np.ndarray:
+        weights = np.zeros(self.key.shape[2])
+        for s in filter(near, range(self.lengths[b])):
+            weights[s] = np.exp(self.score(self.query[b, n, t], n, b, s))
+        return weights / weights.sum()
+
+    def weights(self, b: int, n: int, t: int) -> np.ndarray:
+        window, places = self.config.window or 0, np.arange(self.key.shape[2])
+        match self.config.kind:
+            case "local-m":
+                return self.soft(b, n, t, lambda s: abs(s - t) <= window)
+            case "local-p":
+                w, v = self.params["center_w"][n], self.params["center_v"][n]
+                inner = v @ np.tanh(self.query[b, n, t] @ w)
+                p = self.lengths[b] / (1 + np.exp(-inner))
+                gauss = np.exp(-((places - p) ** 2) / (2 * (window / 2) ** 2))
+                return self.soft(b, n, t, lambda s: abs(s - p) <= window) * gauss
+            case "latent":
+                active = np.exp(self.key[b, n] @ self.params["active"][n, :, : len(places)])
+                active[:, self.lengths[b] :] = 0
+                return self.soft(b, n, t) @ (active / active.sum(axis=1, keepdims=True))
+            case "hard" | "gumbel":
+                return np.eye(len(places))[self.soft(b, n, t).argmax()]
+            case _:
+                return self.soft(b, n, t)
+
+    def context(self) -> np.ndarray:
+        made = np.zeros(self.query.shape)
+        for b, n, t in np.ndindex(*made.shape[:3]):
+            made[b, n, t] = self.weights(b, n, t) @ self.value[b, n]
+        return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "score"),
+    [("soft", score) for score in SCORES]
+    + [("local-m", "general"), ("local-p", "scaled_dot"), ("local-p", "additive")]
+    + [("latent", "scaled_dot"), ("hard", "general"), ("gumbel", "dot")],
+)
+def test_kinds_of_layers_are_their_formulas(kind: str, score: Any) -> None:
+    """With their parameters, four query heads that share two key heads, and a padded sentence."""
+    params: dict[str, jax.Array] = {}
+
+    def param(name: str, _: Any, shape: tuple[int, ...]) -> jax.Array:
+        key = jax.random.fold_in(jax.random.key(9), len(params))
+        return params.setdefault(name, 0.5 * jax.random.normal(key, shape))
+
+    query, key, value = (
+        jax.random.normal(jax.random.key(i), (2, heads, length, 8))
+        for i, (heads, length) in enumerate([(4, 5), (2, 7), (2, 7)])
+    )
+    lengths = [7, 5]
+    window = 2 if kind.startswith("local") else None
+    inputs = AttentionInputs(
+        query=query,
+        key=key,
+        value=value,
+        mask=Mask(key_segments=jnp.array([[1] * n + [0] * (7 - n) for n in lengths])),
+        bias=None,
+        config=AttentionConfig(kind=kind, score=score, window=window),
+        max_length=9,
+        rng=None,
+        attend=partial(attend, kernel="auto"),
+        needs_weights=False,
+        last_layer=True,
+        param=param,
+    )
+    found = kinds.find_kind("cross_attention", kind).compute(inputs).context
+    np.testing.assert_allclose(found, ByHand(inputs, params, lengths).context(), atol=5e-6)
+
+
+def test_a_plain_layer_is_plain_attention_in_each_head() -> None:
+    config = tiny(**everywhere("encoder_attention", kind="plain"))
+    layer = MultiHeadAttention(config, "encoder_attention")
+    x = jax.random.normal(jax.random.key(0), (2, 5, 16))
+
+    def attended(layer: MultiHeadAttention) -> Any:
+        return layer(x, Context(Mask()))[0]
+
+    found = np.asarray(layer.apply({}, method=attended))
+    for b, n in np.ndindex(2, 2):
+        part = slice(8 * n, 8 * (n + 1))
+        own = np.asarray(x[b, :, part], np.float64)
+        weights = np.exp(own @ own.T)
+        wanted = weights / weights.sum(axis=1, keepdims=True) @ own
+        np.testing.assert_allclose(found[b, :, part], wanted, atol=5e-6)
+
+
+def test_a_kind_of_ones_own_may_say_what_it_supports(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = Kind(cosine, dropout=False, packing=False, kernel_features=frozenset({"window"}))
+    register_kind("declared", kind)
+    config = tiny(**everywhere("cross_attention", kind="declared"))
+    check_model(config)
+    with pytest.raises(
+        UserError, match=r"model\.attention_dropout=0\.1: must be 0 .* kind declared"
+    ):
+        check_model(replace(config, attention_dropout=0.1))
+    with pytest.raises(UserError, match=r"must be false where model\.cross_attention\.kind"):
+        check_packing(config)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    with pytest.raises(
+        UserError, match=r"kernel='pallas': .*cross_attention\.kind='declared' needs"
+    ):
+        check_model(config, "pallas")
+
+
+def test_the_config_names_what_the_tables_hold() -> None:
+    """The help of --help-config and docs/config.md are the docstrings of the fields."""
+    texts = documents.field_texts()
+    for part, field, names in (
+        ("AttentionConfig", "kind", kinds.KINDS),
+        ("AttentionConfig", "score", SCORES),
+        ("OptimizerConfig", "schedule", SCHEDULES),
+        ("ExecutionConfig", "kernel", KERNELS),
+    ):
+        words = re.findall(r"[\w-]+", texts[part, field])
+        assert BUILT_IN.get(field, set(names)) <= set(words), field
+
+
+BUILT_IN = {"kind": {"soft", "local-m", "local-p", "hard", "gumbel", "latent", "plain"}}
+"""Other tests register kinds of their own."""

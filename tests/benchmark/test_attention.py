@@ -77,7 +77,7 @@ def test_kernels_are_measured_and_a_wrong_one_is_found(
     for record in contents["records"]:
         assert record["median_s"] > 0
         assert record["gflops"] > 0
-        assert record["share_of_products"] > 0
+        assert record["share_of_matmuls"] > 0
         arrays = {"forward": 3, "both": 4}[record["direction"]]
         scores = 4 * 2 * record["length"] ** 2
         assert record["temporaries_bytes"] is None or record["temporaries_bytes"] >= scores
@@ -144,7 +144,7 @@ def test_a_record_is_made_of_times() -> None:
     flops = 6 * 2 * 10 * 5 * 2 * 3  # of 10 scores that the mask leaves
     assert record["median_s"] == 2
     assert record["gflops"] == pytest.approx(flops / 2 / 1e9)
-    assert record["share_of_products"] == pytest.approx(flops / 2 / 1e4)
+    assert record["share_of_matmuls"] == pytest.approx(flops / 2 / 1e4)
     assert record["ratio_to_torch"] == 3
     assert record["ratio_to_torch_spread"] == [2, 4]
     assert attention.summarize(case, times, 1e4, None)["ratio_to_torch"] is None

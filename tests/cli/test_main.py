@@ -20,7 +20,7 @@ from object_store import Bucket
 
 from tools.common import config_file as write_config
 from transformer_jax.allocator import ALLOCATOR
-from transformer_jax.attention import layer_kinds, scores
+from transformer_jax.attention import kinds, scores
 from transformer_jax.cli.commands import COMMANDS
 from transformer_jax.cli.main import main
 from transformer_jax.config import Config, to_json
@@ -640,13 +640,13 @@ def test_a_kind_and_a_kernel_of_ones_own(
     assert stored["model"]["cross_attention"]["kind"] == "sharp"
     assert stored["execution"]["kernel"] == "own_attention:kernel"
     assert run.load(folder).config.execution.kernel == "auto"
-    monkeypatch.delitem(layer_kinds.KINDS, "sharp")
+    monkeypatch.delitem(kinds.KINDS, "sharp")
     translation = ["translate", f"--run={folder}", "--input=/dev/null"]
     capsys.readouterr()
     assert "model.cross_attention.kind='sharp': unknown" in error_line(translation, capsys)
     monkeypatch.delitem(sys.modules, "own_attention")
     main([*translation, *kind])
-    monkeypatch.delitem(layer_kinds.KINDS, "sharp")
+    monkeypatch.delitem(kinds.KINDS, "sharp")
 
 
 def test_a_module_of_ones_own_is_imported_on_the_command_line_only(

@@ -12,8 +12,8 @@ from common import never
 from transformer_jax.decoding.beam import beam_search
 from transformer_jax.decoding.processors import (
     NO_PADDING,
-    Context,
     Processor,
+    SearchContext,
     Sentences,
     at_least_min_length,
     forced_prefix,
@@ -40,7 +40,7 @@ def apply(process: Processor, position: int, **sentences: Any) -> np.ndarray:
     ids = np.where(np.arange(LENGTH) < position, IDS, PAD)
     log_probs = jnp.asarray(LOG_PROBS, jnp.float32)
     limits = Sentences(jnp.full(SENTENCES, LENGTH), **sentences)
-    context = Context(jnp.asarray(position), jnp.asarray(ids), log_probs, limits)
+    context = SearchContext(jnp.asarray(position), jnp.asarray(ids), log_probs, limits)
     return np.asarray(jax.jit(process)(log_probs, context))
 
 
@@ -117,7 +117,7 @@ def test_the_fewest_ids_of_a_mass_are_kept(mass: float) -> None:
 def test_top_p_is_of_what_is_allowed() -> None:
     best = LOG_PROBS[0, 0].argmax()
 
-    def process(log_probs: Any, context: Context) -> Any:
+    def process(log_probs: Any, context: SearchContext) -> Any:
         return top_p(0.01)(suppress((int(best),))(log_probs, context), context)
 
     found = apply(process, 0)[0, 0]
@@ -128,7 +128,7 @@ def test_top_p_is_of_what_is_allowed() -> None:
 def test_a_prefix_is_forced_whatever_else_is_forbidden() -> None:
     prefix = np.array([[4, 5], [6, PAD], [PAD, PAD]])
 
-    def process(log_probs: Any, context: Context) -> Any:
+    def process(log_probs: Any, context: SearchContext) -> Any:
         return forced_prefix(suppress((5, 6))(log_probs, context), context)
 
     for position in range(3):

@@ -10,7 +10,7 @@ import pytest
 from matplotlib import pyplot
 
 from tools import pictures
-from transformer_jax.attention import layer_kinds
+from transformer_jax.attention import functional
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "attention.md").read_text("utf-8")
@@ -20,7 +20,7 @@ OWN = next(block for block in BLOCKS if block.startswith("# sparse.py\n"))
 
 def test_the_guide_uses_every_kind() -> None:
     functions = set(re.findall(r"\b(\w+_attention)\(", "".join(BLOCKS)))
-    assert functions == {name for name in dir(layer_kinds.kinds) if name.endswith("_attention")}
+    assert functions == {name for name in dir(functional) if name.endswith("_attention")}
 
 
 def test_the_kind_of_ones_own_is_twenty_lines() -> None:

@@ -18,7 +18,10 @@ from common import (
 )
 
 from transformer_jax.config import AttentionConfig, Config, DecodeConfig, ModelConfig
+from transformer_jax.decoding.loop import Loop
+from transformer_jax.decoding.scheduler import Job
 from transformer_jax.decoding.scoring import Scorer
+from transformer_jax.decoding.search import Progress
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.models.checks import check_model, check_packing
@@ -83,8 +86,18 @@ def trained(tiny_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Ru
 
 
 @pytest.mark.parametrize("runs", [1, 2])
-def test_a_beam_search_reorders_grows_and_regroups_its_state(trained: Run, runs: int) -> None:
+def test_a_beam_search_reorders_grows_and_regroups_its_state(
+    trained: Run, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The log probabilities of long outputs are those of teacher forcing, in an ensemble, too."""
+    regrouped: list[int] = []
+    resume = Loop._resume
+
+    def resumed(loop: Loop, job: Job) -> Progress:
+        regrouped.append(len({sentence.batch for sentence in job.sentences}))
+        return resume(loop, job)
+
+    monkeypatch.setattr(Loop, "_resume", resumed)
     decode = DecodeConfig(beam=4, n_best=4, min_length=50, max_ratio=9.0, batch_tokens=512)
     folders = [trained.folder] * runs
     mesh = make_mesh(devices=jax.devices()[:1])
@@ -97,6 +110,7 @@ def test_a_beam_search_reorders_grows_and_regroups_its_state(trained: Run, runs:
         for hypothesis, score in zip(hypotheses, scorer.of_ids(pairs), strict=True):
             np.testing.assert_allclose(hypothesis.log_prob, score.log_prob, rtol=1e-5)
     assert max(len(t.hypotheses[0].ids) for t in translations) > 40  # 32 positions at first
+    assert max(regrouped) > 1
 
 
 def test_what_it_does_not_support_is_refused() -> None:

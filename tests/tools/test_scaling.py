@@ -6,13 +6,13 @@ from tools.scaling import CHIP, LINK_GBYTES, curves, estimate
 from transformer_jax.parallel.devices import ACCELERATORS
 
 
-def test_the_estimate_is_products_and_bytes_over_peak_and_bandwidth() -> None:
+def test_the_estimate_is_matmuls_and_bytes_over_peak_and_bandwidth() -> None:
     tflops = ACCELERATORS[CHIP].tflops
     half = {"count": 3, "bytes": LINK_GBYTES * 10**9 // 2}
     row = {"chips": 2, "tflop": 2 * tflops, "collectives": {"all-gather": half}}
-    assert estimate(row) == {"products_ms": 1000, "exchange_ms": pytest.approx(500)}
+    assert estimate(row) == {"matmuls_ms": 1000, "exchange_ms": pytest.approx(500)}
     row = {"chips": 4, "tflop": tflops, "collectives": {"all-reduce": half, "all-gather": half}}
-    assert estimate(row) == {"products_ms": 250, "exchange_ms": pytest.approx(1500)}
+    assert estimate(row) == {"matmuls_ms": 250, "exchange_ms": pytest.approx(1500)}
 
 
 def test_a_line_for_each_mesh_shows_the_mebibytes_of_all_collectives() -> None:

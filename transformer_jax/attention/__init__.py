@@ -1,7 +1,6 @@
 """Attention: scores, kinds, masks, positions, kernels behind `attend`, and the multi-head layer."""
 
-from transformer_jax.attention.kernels import AnyKernel, Kernel, attend
-from transformer_jax.attention.kinds import (
+from transformer_jax.attention.functional import (
     gumbel_attention,
     hard_attention,
     latent_attention,
@@ -11,7 +10,8 @@ from transformer_jax.attention.kinds import (
     predicted_center,
     soft_attention,
 )
-from transformer_jax.attention.layer_kinds import AttentionInputs, AttentionOutput, register_kind
+from transformer_jax.attention.kernels import AnyKernel, Kernel, attend
+from transformer_jax.attention.kinds import AttentionInputs, AttentionOutput, register_kind
 from transformer_jax.attention.masks import Mask, padding_mask
 from transformer_jax.attention.multi_head import Context, KeysValues, KVCache, MultiHeadAttention
 from transformer_jax.attention.positions import RelativeBias, alibi

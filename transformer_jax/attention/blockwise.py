@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from transformer_jax.attention.functional import ContextAndWeights
 from transformer_jax.attention.masks import Mask
 
 HIDDEN_SCORE = -1e30
@@ -40,7 +41,7 @@ def blockwise(
     mask: Mask | None = None,
     *,
     blocks: Blocks | None = None,
-) -> tuple[Float[Array, "B N T H"], None]:
+) -> ContextAndWeights:
     """Returns softmax(Q Kᵀ / √H) V, computed block by block, and None for the weights.
 
     blocks: the block size; None: that of `choose_blocks`. Biases, dense masks and dropout are not
@@ -51,7 +52,7 @@ def blockwise(
     arrays = _mask_arrays(plan, mask, key.shape[:2])
     grouped = query.reshape(*key.shape[:2], plan.group, *query.shape[2:])
     output: Array = _attend(grouped, key, value, arrays, plan)
-    return output.reshape(query.shape), None
+    return ContextAndWeights(output.reshape(query.shape), None)
 
 
 def choose_blocks(heads: int, group: int, queries: int, keys: int, mask: Mask) -> Blocks:
@@ -60,7 +61,7 @@ def choose_blocks(heads: int, group: int, queries: int, keys: int, mask: Mask) -
     `heads` counts the heads of the whole batch. If a window hides most keys, blocks have the
     window's size. Otherwise, a single block is used as long as its scores fit in a CPU's last-level
     cache. For longer inputs, the scores of a block fit in the second-level cache, and a block has
-    several heads, so that cores share large products.
+    several heads, so that cores share large matmuls.
     """
     if mask.aligned and mask.window is not None:
         near = min(queries, MAX_BLOCK, max(MIN_WINDOW_BLOCK, mask.window // 2))
@@ -202,7 +203,7 @@ def _block(x: Array, start: Any, size: int, axis: int) -> Array:
 
 
 def _block_of_queries(x: Array, i: Any, size: int) -> Array:
-    """Returns block i of [c g q ...] as [c gq ...]: one product for all heads that share keys."""
+    """Returns block i of [c g q ...] as [c gq ...]: one matmul for all heads that share keys."""
     block = _block(x, i * size, size, 2)
     return block.reshape(block.shape[0], -1, *block.shape[3:])
 

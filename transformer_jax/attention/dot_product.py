@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from transformer_jax.attention.functional import ContextAndWeights
 from transformer_jax.attention.masks import AnyMask, dense_mask
 from transformer_jax.errors import UserError
 
@@ -23,7 +24,7 @@ def dot_product(
     *,
     bias: Float[Array, "#B #N #T S"] | None = None,
     implementation: Literal["xla", "cudnn"],
-) -> tuple[Float[Array, "B N T H"], None]:
+) -> ContextAndWeights:
     """Returns the output of `jax.nn.dot_product_attention`, and None for the weights."""
     queries, keys = query.shape[2], key.shape[2]
     visible = dense_mask(mask, queries, keys)
@@ -40,8 +41,8 @@ def dot_product(
     except NotImplementedError as error:  # cuDNN has no gradient for odd lengths with a mask
         raise UserError(f"kernel {implementation}: {error}; use xla") from error
     if visible is None:
-        return output, None
-    return jnp.where(jnp.any(visible, -1, keepdims=True), output, 0), None
+        return ContextAndWeights(output, None)
+    return ContextAndWeights(jnp.where(jnp.any(visible, -1, keepdims=True), output, 0), None)
 
 
 def suits_cudnn(

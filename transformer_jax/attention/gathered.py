@@ -15,7 +15,7 @@ from jax import lax
 from jax.tree_util import Partial
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.attention.kinds import local_p_attention
+from transformer_jax.attention.functional import local_p_attention
 
 CHUNK_ELEMENTS = 2**19
 """Number of key elements gathered for a chunk of queries: 2 MB in float32, which fits a cache."""
@@ -47,7 +47,7 @@ def local_p_gathered(
     window: int,
     score: Partial,
 ) -> Float[Array, "B N T H"]:
-    """Returns the context of `kinds.local_p_attention` without scoring keys outside the window.
+    """Returns the context of `local_p_attention` without scoring keys outside the window.
 
     Each query attends to the sentence of `length` keys that starts at index `first`; `center` is a
     position in that sentence. `score` maps one query [..., 1, H] and its window [..., W, H] to

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from transformer_jax.attention.blockwise import blockwise
 from transformer_jax.attention.dot_product import CUDNN_DTYPES, dot_product, suits_cudnn
+from transformer_jax.attention.functional import ContextAndWeights
 from transformer_jax.attention.masks import AnyMask, Mask
 from transformer_jax.attention.pallas import pallas
 from transformer_jax.attention.reference import reference
@@ -43,8 +44,8 @@ class Kernel:
     """A kernel: its name, its function and what it supports; by default every feature.
 
     `function` is called with query, key, value and mask, and with the keywords `bias` and `dropout`
-    if the kernel has these features. It returns the output and the attention weights, or None for
-    the weights if it does not have that feature.
+    if the kernel has these features. It returns a `ContextAndWeights`, or a plain pair of the same;
+    the weights are None if it does not have that feature.
     """
 
     name: str
@@ -135,7 +136,7 @@ def attend(
     bias: Float[Array, "#B #N #T S"] | None = None,
     kernel: AnyKernel = "auto",
     dropout: Callable[[Array], Array] | None = None,
-) -> tuple[Float[Array, "B N T H"], Array | None]:
+) -> ContextAndWeights:
     """Returns softmax(Q Kᵀ / √H + bias) V and, if the kernel has them, the attention weights.
 
     Each of the G KV heads serves N / G query heads. `bias` must be finite. The output has the
@@ -164,7 +165,7 @@ def attend(
     key, value = key.astype(query.dtype), value.astype(query.dtype)
     result = kernel.function(query, key, value, mask, **options)
     output, weights = _checked(kernel.name, result, query, key)
-    return output.astype(query.dtype), weights
+    return ContextAndWeights(output.astype(query.dtype), weights)
 
 
 def _needs(mask: AnyMask, *, bias: bool, dropout: bool) -> frozenset[str]:
@@ -180,14 +181,14 @@ def _needs(mask: AnyMask, *, bias: bool, dropout: bool) -> frozenset[str]:
     return frozenset(name for name, needed in needs.items() if needed)
 
 
-def _checked(name: str, result: Any, query: Array, key: Array) -> tuple[Array, Array | None]:
+def _checked(name: str, result: Any, query: Array, key: Array) -> ContextAndWeights:
     """Returns a kernel's result. UserError: it is not an output with attention weights or None."""
     match result:
         case (jax.Array() as output, (jax.Array() | None) as weights) if (
             output.shape == query.shape
             and (weights is None or weights.shape == (*query.shape[:3], key.shape[2]))
         ):
-            return output, weights
+            return ContextAndWeights(output, weights)
         case (jax.Array() as output, other):
             returned = f"{output.shape} and {getattr(other, 'shape', type(other).__name__)}"
         case (other, _):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.attention.kernels import AnyKernel, attend, has_weights
-from transformer_jax.attention.layer_kinds import AttentionInputs, AttentionOutput, find_kind
+from transformer_jax.attention.kinds import AttentionInputs, AttentionOutput, find_kind
 from transformer_jax.attention.masks import Mask
 from transformer_jax.attention.positions import rotate
 from transformer_jax.config import AttentionConfig, ModelConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from transformer_jax.attention.functional import ContextAndWeights
 from transformer_jax.attention.masks import Mask
 from transformer_jax.errors import UserError
 from transformer_jax.types import Size
@@ -15,7 +16,7 @@ def pallas(
     key: Float[Array, "B G S H"],
     value: Float[Array, "B G S H"],
     mask: Mask | None = None,
-) -> tuple[Float[Array, "B N T H"], None]:
+) -> ContextAndWeights:
     """Returns the output of JAX's flash attention, and None for the weights."""
     from jax.experimental.pallas.ops.tpu import flash_attention as tpu  # slow to import
 
@@ -40,7 +41,7 @@ def pallas(
         raise UserError(f"kernel pallas: {error}; use xla") from error
     same = segments.q[:, :, None] == segments.kv[:, None, :]
     visible = jnp.any(same, axis=-1) & (segments.q > 0)
-    return jnp.where(visible[:, None, :, None], output, 0), None
+    return ContextAndWeights(jnp.where(visible[:, None, :, None], output, 0), None)
 
 
 def _segments(segments: Int[Array, "#B L"] | None, batch: Size, length: Size) -> Int[Array, "B L"]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from transformer_jax.attention.kinds import masked_softmax, weighted_sum
+from transformer_jax.attention.functional import ContextAndWeights, masked_softmax, weighted_sum
 from transformer_jax.attention.masks import AnyMask, dense_mask
 
 
@@ -19,7 +19,7 @@ def reference(
     *,
     bias: Float[Array, "#B #N #T S"] | None = None,
     dropout: Callable[[Array], Array] | None = None,
-) -> tuple[Float[Array, "B N T H"], Float[Array, "B N T S"]]:
+) -> ContextAndWeights:
     """Returns softmax(Q Kᵀ / √H + bias) V and the softmax in float32 (section 3.2.1).
 
     A query that may attend to no key has weights and output 0. dropout: applied to the weights.
@@ -30,4 +30,5 @@ def reference(
     scores = scores * query.shape[-1] ** -0.5
     scores = scores if bias is None else scores + bias.astype(scores.dtype)
     weights = masked_softmax(scores, dense_mask(mask, query.shape[2], key.shape[2]))
-    return weighted_sum(weights if dropout is None else dropout(weights), value), weights
+    dropped = weights if dropout is None else dropout(weights)
+    return ContextAndWeights(weighted_sum(dropped, value), weights)

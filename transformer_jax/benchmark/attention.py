@@ -242,7 +242,7 @@ def _time(
 def summarize(case: Case, times: Samples, peak: float, torch: Samples | None) -> Record:
     """Returns what follows from the times of an implementation.
 
-    share_of_products: of `peak`, the operations a second of the matmuls alone. ratio_to_torch: the
+    share_of_matmuls: of `peak`, the operations a second of the matmuls alone. ratio_to_torch: the
     median, over the turns, of PyTorch's time over this one's.
     """
     ratio = None if torch is None else torch.over(times)
@@ -251,7 +251,7 @@ def summarize(case: Case, times: Samples, peak: float, torch: Samples | None) ->
         "spread_s": times.quartiles,
         "samples": len(times.values),
         "gflops": case.flops / times.median / 1e9,
-        "share_of_products": case.flops / times.median / peak,
+        "share_of_matmuls": case.flops / times.median / peak,
         "ratio_to_torch": ratio and ratio.median,
         "ratio_to_torch_spread": ratio and ratio.quartiles,
     }

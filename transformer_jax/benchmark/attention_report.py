@@ -73,7 +73,7 @@ _COLUMNS: tuple[tuple[str, int, Callable[[Record], str]], ...] = (
     ("ms", 9, lambda r: f"{1e3 * r['median_s']:.3f}"),
     ("quartiles, ms", 15, lambda r: "-".join(f"{1e3 * s:.3f}" for s in r["spread_s"])),
     ("GFLOP/s", 8, lambda r: f"{r['gflops']:,.0f}"),
-    ("of products", 11, lambda r: f"{r['share_of_products']:.0%}"),
+    ("of matmuls", 11, lambda r: f"{r['share_of_matmuls']:.0%}"),
     ("PyTorch/this", 19, _ratio),
     ("error", 15, _error),
     ("temporaries", 12, lambda r: _temporaries(r) if "compile_s" in r else ""),  # not of PyTorch

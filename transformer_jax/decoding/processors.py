@@ -30,7 +30,7 @@ class Sentences(NamedTuple):
     phrases: Int[Array, "B P L"] | None = None  # that each output must hold, `PAD` after them
 
 
-class Context(NamedTuple):
+class SearchContext(NamedTuple):
     """What a processor may depend on besides the log probabilities that it changes."""
 
     position: Int[Array, ""]  # number of ids so far
@@ -39,13 +39,13 @@ class Context(NamedTuple):
     sentences: Sentences
 
 
-Processor = Callable[[Float[Array, "B K V"], Context], Float[Array, "B K V"]]
+Processor = Callable[[Float[Array, "B K V"], SearchContext], Float[Array, "B K V"]]
 
 
 def suppress(ids: Sequence[int]) -> Processor:
     """Returns a processor that forbids `ids`."""
 
-    def process(log_probs: Float[Array, "B K V"], _: Context) -> Float[Array, "B K V"]:
+    def process(log_probs: Float[Array, "B K V"], _: SearchContext) -> Float[Array, "B K V"]:
         forbidden = jnp.zeros(log_probs.shape[-1], bool).at[jnp.asarray(ids)].set(True)
         return jnp.where(forbidden, -jnp.inf, log_probs)
 
@@ -58,7 +58,7 @@ NO_PADDING = suppress((PAD,))
 def at_least_min_length(end_id: int) -> Processor:
     """Returns a processor that forbids the end symbol before `Sentences.min_length` ids."""
 
-    def process(log_probs: Float[Array, "B K V"], context: Context) -> Float[Array, "B K V"]:
+    def process(log_probs: Float[Array, "B K V"], context: SearchContext) -> Float[Array, "B K V"]:
         assert context.sentences.min_length is not None
         early = context.position < context.sentences.min_length[:, None]
         is_end = (jnp.arange(log_probs.shape[-1]) == end_id)[None, None, :]
@@ -73,7 +73,7 @@ def no_repeat_ngrams(size: int) -> Processor:
     (Paulus et al. 2018, section 2.5)
     """
 
-    def process(log_probs: Float[Array, "B K V"], context: Context) -> Float[Array, "B K V"]:
+    def process(log_probs: Float[Array, "B K V"], context: SearchContext) -> Float[Array, "B K V"]:
         ids, index = context.ids, context.position
         length = ids.shape[2]
         if length < size:
@@ -95,7 +95,7 @@ def repetition_penalty(factor: float) -> Processor:
     A factor above 1 makes them less likely. (Keskar et al. 2019, section 4.1, on log probabilities)
     """
 
-    def process(log_probs: Float[Array, "B K V"], context: Context) -> Float[Array, "B K V"]:
+    def process(log_probs: Float[Array, "B K V"], context: SearchContext) -> Float[Array, "B K V"]:
         held = jnp.arange(context.ids.shape[2]) < context.position
         held = jnp.broadcast_to(held, context.ids.shape)
         penalized = jnp.take_along_axis(log_probs, context.ids, axis=2) * factor
@@ -112,7 +112,7 @@ def temperature(value: float) -> Processor:
 def top_k(count: int) -> Processor:
     """Returns a processor that forbids all but the `count` likeliest ids (Fan et al. 2018)."""
 
-    def process(log_probs: Float[Array, "B K V"], _: Context) -> Float[Array, "B K V"]:
+    def process(log_probs: Float[Array, "B K V"], _: SearchContext) -> Float[Array, "B K V"]:
         best, chosen = jax.lax.top_k(log_probs, min(count, log_probs.shape[-1]))
         return _only(log_probs, chosen, best)
 
@@ -123,7 +123,7 @@ def top_p(mass: float) -> Processor:
     """Returns a processor that keeps the fewest likeliest ids whose probabilities add up to at
     least `mass` of all that are allowed, and forbids the others (Holtzman et al. 2020)."""
 
-    def process(log_probs: Float[Array, "B K V"], _: Context) -> Float[Array, "B K V"]:
+    def process(log_probs: Float[Array, "B K V"], _: SearchContext) -> Float[Array, "B K V"]:
         best, chosen = jax.lax.top_k(log_probs, log_probs.shape[-1])
         probs = jax.nn.softmax(best)
         before = jnp.cumsum(probs, axis=-1) - probs
@@ -132,7 +132,9 @@ def top_p(mass: float) -> Processor:
     return process
 
 
-def forced_prefix(log_probs: Float[Array, "B K V"], context: Context) -> Float[Array, "B K V"]:
+def forced_prefix(
+    log_probs: Float[Array, "B K V"], context: SearchContext
+) -> Float[Array, "B K V"]:
     """Forbids all but the id of `Sentences.prefix` at this position, if there is one.
 
     It must be the last processor: it allows what others have forbidden.

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from transformer_jax.decoding.processors import Context, Sentences
+from transformer_jax.decoding.processors import SearchContext, Sentences
 from transformer_jax.decoding.search import (
     Hypotheses,
     Live,
@@ -32,7 +32,7 @@ class _Beam(NamedTuple):
     ended: Bool[Array, "B K"]
 
 
-Choose = Callable[[Float[Array, "B K V"], Context], Int[Array, "B K"]]
+Choose = Callable[[Float[Array, "B K V"], SearchContext], Int[Array, "B K"]]
 """(log probabilities after the processors, context) -> the next id of each hypothesis."""
 
 
@@ -48,7 +48,7 @@ def sample(count: int) -> Strategy:
     `Sentences.keys` folded with the number of the sample and the position.
     """
 
-    def choose(log_probs: Float[Array, "B K V"], context: Context) -> Int[Array, "B K"]:
+    def choose(log_probs: Float[Array, "B K V"], context: SearchContext) -> Int[Array, "B K"]:
         assert context.sentences.keys is not None
 
         def draw(key: Any, number: Any, log_probs: Float[Array, " V"]) -> Int[Array, ""]:

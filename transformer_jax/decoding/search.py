@@ -20,9 +20,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.decoding.processors import (
     NO_PADDING,
-    Context,
     LengthPenalty,
     Processor,
+    SearchContext,
     Sentences,
     unnormalized,
 )
@@ -138,7 +138,7 @@ class Scored(NamedTuple):
     """Scores of the next id."""
 
     log_probs: Float[Array, "B K V"]  # after the processors
-    context: Context
+    context: SearchContext
     logits: Float[Array, "B K V"]  # of the model
     total: Float[Array, "B K 1"]  # the log of the sum of their exponentials
 
@@ -159,7 +159,7 @@ def score_next(
     logits = logits.astype(jnp.float32)
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     log_probs = logits - total
-    context = Context(index, ids, log_probs, sentences)
+    context = SearchContext(index, ids, log_probs, sentences)
     for process in rules.processors:
         log_probs = process(log_probs, context)
     return Scored(log_probs, context, logits, total)

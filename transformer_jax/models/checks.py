@@ -7,7 +7,7 @@ from typing import Any
 
 from transformer_jax.attention import AnyKernel
 from transformer_jax.attention.kernels import check_kernel, find_kernel
-from transformer_jax.attention.layer_kinds import Kind, find_kind
+from transformer_jax.attention.kinds import Kind, find_kind
 from transformer_jax.attention.scores import SCORES, find_score
 from transformer_jax.config import ROLES, AttentionConfig, ModelConfig
 from transformer_jax.errors import UserError

@@ -62,7 +62,7 @@ class Embedding(nn.Module):
         return dropout(self.constrain(x, ("batch", "length", None)), config.dropout, rng)
 
     def logits(self, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
-        """Returns the products with all embeddings in float32 (section 3.4)."""
+        """Returns the dot products with all embeddings in float32 (section 3.4)."""
         if self.shards == 1:
             return project(x, self.embedding)
         split = x.reshape(self.shards, -1, *x.shape[1:])
@@ -77,7 +77,7 @@ class Embedding(nn.Module):
 
 
 def project(x: Float[Array, "*B D"], matrix: Float[Array, "V D"]) -> Float[Array, "*B V"]:
-    """Returns the products of vectors with the rows of a matrix, in float32."""
+    """Returns the dot products of vectors with the rows of a matrix, in float32."""
     return jnp.einsum(
         "...d,vd->...v", x, matrix.astype(x.dtype), preferred_element_type=jnp.float32
     )

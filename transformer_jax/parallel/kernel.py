@@ -9,6 +9,7 @@ import jax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
+from transformer_jax.attention.functional import ContextAndWeights
 from transformer_jax.attention.kernels import FEATURES, AnyKernel, Kernel, attend, find_kernel
 from transformer_jax.attention.masks import AnyMask
 from transformer_jax.parallel.mesh import MESH_AXES, AnyMesh, data_parallel_size
@@ -38,18 +39,19 @@ def _sharded(
     mask: AnyMask,
     bias: Array | None = None,
     dropout: Any = None,
-) -> tuple[Array, Array | None]:
-    def local(query: Array, key: Array, value: Array, mask: AnyMask, bias: Array | None) -> Any:
-        results = attend(query, key, value, mask, bias=bias, kernel=kernel, dropout=dropout)
-        return results if has_weights else results[:1]
+) -> ContextAndWeights:
+    def local(
+        query: Array, key: Array, value: Array, mask: AnyMask, bias: Array | None
+    ) -> ContextAndWeights:
+        result = attend(query, key, value, mask, bias=bias, kernel=kernel, dropout=dropout)
+        return result if has_weights else result._replace(weights=None)
 
     arguments = (query, key, value, mask, bias)
     if dropout is None:
         specs = jax.tree.map(partial(_spec, mesh, query.shape[0]), arguments)
-        result = (specs[0],) * (2 if has_weights else 1)
+        result = ContextAndWeights(specs[0], specs[0] if has_weights else None)
         local = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=result, check_vma=False)
-    output, *weights = local(*arguments)
-    return output, weights[0] if weights else None
+    return local(*arguments)
 
 
 def _spec(mesh: AnyMesh, rows: int, x: Array) -> PartitionSpec:
