@@ -52,7 +52,7 @@ class RunningMean(nn.Module):
         total = state.carry + x
         return self._mean(total, context.position), LayerState((), total), no_auxiliary()
 
-    def grow(self, state: LayerState, length: int) -> LayerState:
+    def grow(self, state: LayerState, beams: int, length: int) -> LayerState:
         return state
 
     def _mean(self, total: Any, index: Any) -> Any:

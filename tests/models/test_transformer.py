@@ -1,7 +1,9 @@
 """The Transformer: what depends on what, every variant, decoding by steps, packing, export."""
 
 import math
+import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -421,3 +423,29 @@ def test_the_gradient_on_a_gpu_is_that_on_a_cpu(name: str) -> None:
         with jax.default_matmul_precision("float32"):
             gradients.append(compute(*placed, None, {})[0])
     assert_gradients_close(*gradients, tolerance=1e-5)
+
+
+def test_decoding_does_not_copy_the_cache() -> None:
+    """Each step of a compiled loop writes one position of each cache in place."""
+    model, params = build(tiny(layers=2))
+    source = jnp.asarray(make_batch(LENGTHS).source)
+    rows, beams, length = len(LENGTHS), 3, 10
+
+    @partial(jax.jit, donate_argnums=1)
+    def decode(params: Any, state: Any) -> Any:
+        def step(index: Any, state: Any) -> Any:
+            ids = jnp.full((rows, beams), 5)
+            variables = {"params": params}
+            logits, state, _ = model.apply(variables, ids, state, index, method="decode_step")
+            parents = jax.lax.top_k(logits.max(-1), beams)[1]
+            return state.reordered(parents)
+
+        return jax.lax.fori_loop(0, length, step, state)
+
+    state = model.apply({"params": params}, source, beams, length, method="prefill")
+    program = decode.lower(params, state).compile().as_text()
+    heads, size = model.config.heads, model.config.head_size
+    shapes = f"{rows},{heads},{size},{beams * length}", f"{rows},{heads},{beams * length},{size}"
+    for shape in shapes:
+        assert re.search(rf"f32\[{shape}\]\S* dynamic-update-slice\(", program)
+        assert not re.search(rf"f32\[{shape}\]\S* copy\(", program)

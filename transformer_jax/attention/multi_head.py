@@ -47,32 +47,32 @@ class KeysValues(NamedTuple):
 class KVCache(NamedTuple):
     """Keys and values as decoding keeps them: those of K hypotheses at each of T positions.
 
-    The cache of the encoder's memory has K = 1. Positions are the last dimensions of the keys. On a
-    CPU, a step's matmul with them then takes less than half of the time, since it need not
-    transpose them.
+    They are S = T · K, position by position; the cache of the encoder's memory has K = 1. Positions
+    are the last dimension of the keys: on a CPU, a step's matmul with them then takes less than
+    half of the time, since it need not transpose them. With dimensions for T and K of their own,
+    XLA would copy the cache in each step.
     """
 
-    key: Float[Array, "B G H T K"]
-    value: Float[Array, "B G T K H"]
+    key: Float[Array, "B G H S"]
+    value: Float[Array, "B G S H"]
 
     @classmethod
     def of_memory(cls, memory: KeysValues) -> KVCache:
         """Returns the cache of given keys and values."""
-        return cls(memory.key.swapaxes(2, 3)[..., None], memory.value[:, :, :, None])
+        return cls(memory.key.swapaxes(2, 3), memory.value)
 
     def read(self) -> KeysValues:
-        """Returns all T · K keys and values, position by position."""
-        rows, heads, size = self.key.shape[:3]
-        key = self.key.reshape(rows, heads, size, -1).swapaxes(2, 3)
-        return KeysValues(key, self.value.reshape(rows, heads, -1, size))
+        """Returns all keys and values."""
+        return KeysValues(self.key.swapaxes(2, 3), self.value)
 
     def write(self, new: KeysValues, index: Int[Array, ""]) -> KVCache:
         """Returns the cache with the keys and values of K hypotheses at position `index`."""
+        start = index * new.value.shape[2]
         key = new.key.swapaxes(2, 3).astype(self.key.dtype)
         value = new.value.astype(self.value.dtype)
-        update = jax.lax.dynamic_update_index_in_dim
+        update = jax.lax.dynamic_update_slice_in_dim
         return KVCache(
-            update(self.key, key, index, axis=3), update(self.value, value, index, axis=2)
+            update(self.key, key, start, axis=3), update(self.value, value, start, axis=2)
         )
 
 
@@ -154,9 +154,9 @@ class MultiHeadAttention(nn.Module):
         """Returns an empty cache of `length` positions."""
         config = self.config
         shared = config.kv_heads if self.kind.projections else None
-        sizes = sentences, shared or config.heads, length, beams, config.head_size
-        value = jnp.zeros(sizes, jnp.dtype(config.dtype))
-        return LayerState(KVCache(jnp.moveaxis(value, 4, 2), value), ())
+        shape = (sentences, shared or config.heads, length * beams, config.head_size)
+        empty = jnp.zeros(shape, jnp.dtype(config.dtype))
+        return LayerState(KVCache.of_memory(KeysValues(empty, empty)), ())
 
     def step(
         self, x: Float[Array, "B K D"], state: LayerState, context: Context
@@ -169,12 +169,12 @@ class MultiHeadAttention(nn.Module):
         return y, LayerState(cache, ()), auxiliary
 
     @staticmethod
-    def grow(state: LayerState, length: int) -> LayerState:
+    def grow(state: LayerState, beams: int, length: int) -> LayerState:
         """Returns the state, padded to `length` positions."""
         key, value = state.cache
-        more = length - value.shape[2]
-        key = jnp.pad(key, [(0, more if axis == 3 else 0) for axis in range(5)])
-        value = jnp.pad(value, [(0, more if axis == 2 else 0) for axis in range(5)])
+        more = length * beams - value.shape[2]
+        key = jnp.pad(key, ((0, 0), (0, 0), (0, 0), (0, more)))
+        value = jnp.pad(value, ((0, 0), (0, 0), (0, more), (0, 0)))
         return LayerState(KVCache(key, value), ())
 
     def _query(

@@ -6,7 +6,7 @@ To add one, write its module and list it in `SELF_LAYERS`. The module has the me
 `__call__(x [B, T, D], context, rng) -> (y, Auxiliary)`, for training;
 `init_state(sentences, beams, length) -> LayerState`, before the first position;
 `step(x [B, K, D], state, context) -> (y, LayerState, Auxiliary)`, for `context.position`;
-`grow(state, length) -> LayerState`, padded to `length` positions; it may not use parameters.
+`grow(state, beams, length) -> LayerState`, padded to `length` positions; it may not use parameters.
 
 `context` has the mask with the segments of packed rows, and positions that count from 0 in each.
 """

@@ -147,10 +147,10 @@ class Transformer(Model):
     def grow(self, state: DecodeState, length: int) -> DecodeState:
         """Returns the state, padded to `length` positions."""
         layer: Any = make_self_layer(self.config)
-        more = length - state.slots.shape[2]
+        beams, before = state.slots.shape[1:]
         return state._replace(
-            self_layers=tuple(layer.grow(each, length) for each in state.self_layers),
-            slots=jnp.pad(state.slots, ((0, 0), (0, 0), (0, more))),
+            self_layers=tuple(layer.grow(each, beams, length) for each in state.self_layers),
+            slots=jnp.pad(state.slots, ((0, 0), (0, 0), (0, length - before))),
         )
 
     def decode_step(
