@@ -18,7 +18,7 @@ from transformer_jax.attention.gathered import local_p_gathered
 from transformer_jax.attention.masks import Mask, dense_mask
 from transformer_jax.attention.reinforce import reinforce, reinforce_to_go
 from transformer_jax.attention.scores import SCORES
-from transformer_jax.config import OR_YOUR_OWN, AttentionConfig, did_you_mean
+from transformer_jax.config import AttentionConfig, look_up
 from transformer_jax.errors import UserError
 from transformer_jax.types import AuxiliaryLoss, Key, Size
 
@@ -304,7 +304,4 @@ def register_kind(label: str, kind: Kind | Callable[[AttentionInputs], Attention
 
 def find_kind(role: str, label: str) -> Kind:
     """Returns the kind of that label. UserError: it is unknown; the message names `role`."""
-    if label not in KINDS:
-        hint = did_you_mean(label, KINDS) + OR_YOUR_OWN
-        raise UserError(f"model.{role}.kind={label!r}: unknown{hint}")
-    return KINDS[label]
+    return look_up(KINDS, label, f"model.{role}.kind")

@@ -15,8 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.config import OR_YOUR_OWN, did_you_mean
-from transformer_jax.errors import UserError
+from transformer_jax.config import look_up
 
 
 def dot(query: Float[Array, "*B T H"], keys: Float[Array, "*B S H"]) -> Float[Array, "*B T S"]:
@@ -140,7 +139,4 @@ SCORES: dict[str, Score] = {
 
 def find_score(field: str, name: str) -> Score:
     """Returns the score function `name`. UserError: it is unknown; the message names `field`."""
-    if name not in SCORES:
-        hint = did_you_mean(name, SCORES) + OR_YOUR_OWN
-        raise UserError(f"model.{field}.score={name!r}: unknown{hint}")
-    return SCORES[name]
+    return look_up(SCORES, name, f"model.{field}.score")

@@ -10,10 +10,9 @@ from collections.abc import Callable
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from transformer_jax.config import OR_YOUR_OWN, ModelConfig, did_you_mean
+from transformer_jax.config import ModelConfig, look_up
 from transformer_jax.dense import dense
 from transformer_jax.dropout import dropout
-from transformer_jax.errors import UserError
 from transformer_jax.types import Auxiliary, Constrain, Key, no_auxiliary, unconstrained
 
 Project = Callable[[str], Float[Array, "B T F"]]
@@ -30,10 +29,7 @@ ACTIVATIONS: dict[str, Callable[[Project], Float[Array, "B T F"]]] = {
 
 def find_activation(name: str) -> Callable[[Project], Float[Array, "B T F"]]:
     """Returns the hidden layer `name`. UserError: it is unknown."""
-    if name not in ACTIVATIONS:
-        hint = did_you_mean(name, ACTIVATIONS) + OR_YOUR_OWN
-        raise UserError(f"model.activation={name!r}: unknown{hint}")
-    return ACTIVATIONS[name]
+    return look_up(ACTIVATIONS, name, "model.activation")
 
 
 class FeedForward(nn.Module):

@@ -20,8 +20,7 @@ from functools import partial
 import flax.linen as nn
 
 from transformer_jax.attention import AnyKernel, MultiHeadAttention
-from transformer_jax.config import OR_YOUR_OWN, ModelConfig, did_you_mean
-from transformer_jax.errors import UserError
+from transformer_jax.config import ModelConfig, look_up
 from transformer_jax.types import Constrain, unconstrained
 
 
@@ -53,10 +52,7 @@ SELF_LAYERS = {
 
 def find_self_layer(label: str) -> SelfLayer:
     """Returns the kind of layer with that label. UserError: it is unknown."""
-    if label not in SELF_LAYERS:
-        hint = did_you_mean(label, SELF_LAYERS) + OR_YOUR_OWN
-        raise UserError(f"model.self_layer={label!r}: unknown{hint}")
-    return SELF_LAYERS[label]
+    return look_up(SELF_LAYERS, label, "model.self_layer")
 
 
 def make_self_layer(
