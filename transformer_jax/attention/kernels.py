@@ -24,6 +24,7 @@ from transformer_jax.attention.pallas import pallas
 from transformer_jax.attention.reference import reference
 from transformer_jax.config import did_you_mean
 from transformer_jax.errors import UserError
+from transformer_jax.types import Heads, KVHeads
 from transformer_jax.user_code import is_function_name, load_function
 
 FEATURES = {
@@ -128,9 +129,9 @@ def has_weights(kernel: AnyKernel) -> bool:
 
 
 def attend(
-    query: Float[Array, "B N T H"],
-    key: Float[Array, "B G S H"],
-    value: Float[Array, "B G S H"],
+    query: Heads,
+    key: KVHeads,
+    value: KVHeads,
     mask: AnyMask = None,
     *,
     bias: Float[Array, "#B #N #T S"] | None = None,

@@ -20,7 +20,7 @@ from transformer_jax.attention.reinforce import reinforce, reinforce_to_go
 from transformer_jax.attention.scores import SCORES
 from transformer_jax.config import AttentionConfig, look_up
 from transformer_jax.errors import UserError
-from transformer_jax.types import AuxiliaryLoss, Key, Size
+from transformer_jax.types import AuxiliaryLoss, Heads, Key, KVHeads, Size
 
 
 def _no_parameters(name: str, *_: Any) -> Any:
@@ -30,9 +30,9 @@ def _no_parameters(name: str, *_: Any) -> Any:
 class AttentionInputs(NamedTuple):
     """Inputs of a kind of attention."""
 
-    query: Float[Array, "B N T H"]
-    key: Float[Array, "B G S H"]  # G may be smaller than N
-    value: Float[Array, "B G S H"]
+    query: Heads
+    key: KVHeads  # G may be smaller than N
+    value: KVHeads
     mask: Mask
     bias: Float[Array, "#B #N #T S"] | None  # added to the scores
     config: AttentionConfig
@@ -43,7 +43,7 @@ class AttentionInputs(NamedTuple):
     last_layer: bool  # of a kind that only one layer has: whether it is the last of its stack
     param: Callable[..., Any] = _no_parameters  # (name, initializer, shape): a parameter
 
-    def repeat_heads(self, x: Float[Array, "B G S H"]) -> Float[Array, "B N S H"]:
+    def repeat_heads(self, x: KVHeads) -> Float[Array, "B N S H"]:
         """Returns keys or values repeated to the number of query heads."""
         return jnp.repeat(x, self.query.shape[1] // x.shape[1], axis=1)
 
@@ -97,7 +97,7 @@ def _biased(compare: Partial, bias: Array, query: Array, keys: Array) -> Array:
 class AttentionOutput(NamedTuple):
     """Output of a kind of attention."""
 
-    context: Float[Array, "B N T H"]
+    context: Heads
     weights: Float[Array, "B N T S"] | None
     losses: Mapping[str, AuxiliaryLoss] = {}  # by name; added to the training loss
     metrics: Mapping[str, Float[Array, "B T"]] = {}  # by name, one per query; means are reported

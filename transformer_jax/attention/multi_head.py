@@ -18,7 +18,17 @@ from transformer_jax.config import AttentionConfig, ModelConfig
 from transformer_jax.dense import dense
 from transformer_jax.dropout import dropout
 from transformer_jax.errors import UserError
-from transformer_jax.types import Auxiliary, Constrain, Key, LayerState, Size, unconstrained
+from transformer_jax.types import (
+    Auxiliary,
+    Constrain,
+    Heads,
+    Hidden,
+    Key,
+    KVHeads,
+    LayerState,
+    Size,
+    unconstrained,
+)
 
 HEADS = ("batch", "heads", "length", None)
 """Logical names of the dimensions of queries, keys and values."""
@@ -40,8 +50,8 @@ class Context(NamedTuple):
 class KeysValues(NamedTuple):
     """Keys and values that queries attend to."""
 
-    key: Float[Array, "B G S H"]
-    value: Float[Array, "B G S H"]
+    key: KVHeads
+    value: KVHeads
 
 
 class KVCache(NamedTuple):
@@ -113,11 +123,11 @@ class MultiHeadAttention(nn.Module):
     @nn.compact  # for the parameters of kinds
     def __call__(
         self,
-        x: Float[Array, "B T D"],
+        x: Hidden,
         context: Context,
         rng: Key | None = None,
         keys_values: KeysValues | None = None,
-    ) -> tuple[Float[Array, "B T D"], Auxiliary]:
+    ) -> tuple[Hidden, Auxiliary]:
         """Returns the output and the auxiliary values of the kind of attention.
 
         rng: of attention dropout and of sampled choices; None: evaluation. keys_values: what `x`
@@ -177,9 +187,7 @@ class MultiHeadAttention(nn.Module):
         value = jnp.pad(value, [(0, more if axis == 2 else 0) for axis in range(5)])
         return LayerState(KVCache(key, value), ())
 
-    def _query(
-        self, x: Float[Array, "B T D"], positions: Int[Array, "#B T"] | None
-    ) -> Float[Array, "B N T H"]:
+    def _query(self, x: Hidden, positions: Int[Array, "#B T"] | None) -> Heads:
         if not self.kind.projections:
             return self._split_heads(x)
         query = self._rotated(self.query(x).swapaxes(1, 2), positions)
@@ -196,13 +204,11 @@ class MultiHeadAttention(nn.Module):
             )
         return output
 
-    def _rotated(
-        self, x: Float[Array, "B N T H"], positions: Int[Array, "#B T"] | None
-    ) -> Float[Array, "B N T H"]:
+    def _rotated(self, x: Heads, positions: Int[Array, "#B T"] | None) -> Heads:
         if positions is None or self.config.positions != "rotary":
             return x
         return rotate(x, positions)
 
-    def _split_heads(self, x: Float[Array, "B T D"]) -> Float[Array, "B N T H"]:
+    def _split_heads(self, x: Hidden) -> Heads:
         heads = (self.config.heads, self.config.head_size)
         return x.reshape(*x.shape[:2], *heads).swapaxes(1, 2)

@@ -9,12 +9,13 @@ from jaxtyping import Array, Float
 
 from transformer_jax.attention.functional import ContextAndWeights, masked_softmax, weighted_sum
 from transformer_jax.attention.masks import AnyMask, dense_mask
+from transformer_jax.types import Heads, KVHeads
 
 
 def reference(
-    query: Float[Array, "B N T H"],
-    key: Float[Array, "B G S H"],
-    value: Float[Array, "B G S H"],
+    query: Heads,
+    key: KVHeads,
+    value: KVHeads,
     mask: AnyMask = None,
     *,
     bias: Float[Array, "#B #N #T S"] | None = None,

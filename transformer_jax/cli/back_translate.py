@@ -11,17 +11,9 @@ from pathlib import Path
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import BackTranslate
 from transformer_jax.cli.common import load_translator, progress, text_output
-from transformer_jax.decoding.back_translation import (
-    SAMPLED,
-    require_direction,
-    require_vocabulary,
-)
+from transformer_jax.decoding.back_translation import SAMPLED, require_direction, require_vocabulary
 from transformer_jax.errors import UserError
-from transformer_jax.parallel.processes import (
-    is_coordinator,
-    require_same_everywhere,
-    share_errors,
-)
+from transformer_jax.parallel.processes import is_coordinator, require_same_everywhere, share_errors
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.text.files import read_lines
 from transformer_jax.text.tokenizer import Tokenizer

@@ -271,14 +271,10 @@ def make_batch(examples: Examples, plan: Plan, *, packed: bool, decoder_start_id
     target_in = np.roll(target.ids, 1)
     target_in[target.offsets[:-1]] = decoder_start_id
     to_source = partial(
-        _scatter,
-        slots=_token_slots(source, rows, starts[:, 0]),
-        shape=(shape.rows, shape.source),
+        _scatter, slots=_token_slots(source, rows, starts[:, 0]), shape=(shape.rows, shape.source)
     )
     to_target = partial(
-        _scatter,
-        slots=_token_slots(target, rows, starts[:, 1]),
-        shape=(shape.rows, shape.target),
+        _scatter, slots=_token_slots(target, rows, starts[:, 1]), shape=(shape.rows, shape.target)
     )
     batch = Batch(to_source(source.ids), to_target(target_in), to_target(target.ids))
     if not packed:

@@ -256,10 +256,7 @@ class Translator(TrainedModel):
         return hypotheses
 
     def _with_attention(
-        self,
-        scorer: Scorer,
-        requests: Sequence[_Request],
-        results: Sequence[Sequence[Hypothesis]],
+        self, scorer: Scorer, requests: Sequence[_Request], results: Sequence[Sequence[Hypothesis]]
     ) -> list[list[Hypothesis]]:
         """Returns the hypotheses with the attention of a pass over their ids."""
         pairs = [

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from transformer_jax.config import ModelConfig, look_up
 from transformer_jax.dense import dense
 from transformer_jax.dropout import dropout
-from transformer_jax.types import Auxiliary, Constrain, Key, no_auxiliary, unconstrained
+from transformer_jax.types import Auxiliary, Constrain, Hidden, Key, no_auxiliary, unconstrained
 
 Project = Callable[[str], Float[Array, "B T F"]]
 """A function that applies the dense layer of a name, from D to F, to the network's input."""
@@ -42,9 +42,7 @@ class FeedForward(nn.Module):
     constrain: Constrain = unconstrained
 
     @nn.compact
-    def __call__(
-        self, x: Float[Array, "B T D"], rng: Key | None
-    ) -> tuple[Float[Array, "B T D"], Auxiliary]:
+    def __call__(self, x: Hidden, rng: Key | None) -> tuple[Hidden, Auxiliary]:
         """Returns the output, and auxiliary losses and metrics, of which this network has none.
 
         rng: of dropout on the hidden layer; None: evaluation.

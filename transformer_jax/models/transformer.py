@@ -26,6 +26,7 @@ from transformer_jax.types import (
     DecodeState,
     Key,
     Mean,
+    Memory,
     ModelOutput,
     Size,
     unconstrained,
@@ -58,7 +59,7 @@ class Model(nn.Module):
         positions: Int[Array, "B S"] | None = None,
         *,
         rng: Key | None = None,
-    ) -> tuple[Float[Array, "B S D"], Auxiliary]:
+    ) -> tuple[Memory, Auxiliary]:
         """Returns the memory, a vector for each source position, and the auxiliary values."""
         mask = padding_mask(source)
         if segments is not None:

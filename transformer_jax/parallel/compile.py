@@ -78,12 +78,7 @@ def _pmap(step: Callable[..., Any], mesh: Mesh, donate: tuple[int, ...]) -> Call
         return step(state, batch, *keys, reduce=partial(jax.lax.psum, axis_name=DATA))
 
     mapped = jax.pmap(
-        local,
-        DATA,
-        in_axes=(None, 0, None),
-        out_axes=None,
-        devices=devices,
-        donate_argnums=donate,
+        local, DATA, in_axes=(None, 0, None), out_axes=None, devices=devices, donate_argnums=donate
     )
 
     def run(state: Any, batch: Any, *keys: jax.Array) -> Any:

@@ -202,9 +202,7 @@ def prepare(config: Config, tokenizers: Tokenizers | None = None) -> Setup:
 
 
 def set_up(
-    config: Config,
-    tokenizers: Tokenizers | None = None,
-    corpora: Corpora | None = None,
+    config: Config, tokenizers: Tokenizers | None = None, corpora: Corpora | None = None
 ) -> Setup:
     """Returns everything that training a checked config needs. Writes nothing in a run.
 
