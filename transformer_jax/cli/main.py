@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import takewhile
 from typing import NoReturn
 
@@ -80,7 +81,9 @@ def _dispatch(arguments: Sequence[str]) -> None:
 
         launch(arguments, options)
     else:
-        options.execute(config)
+        module, _, function = options.function.partition(":")
+        execute = getattr(import_module(f"transformer_jax.cli.{module}"), function)
+        execute(options, *([config] if options.takes_config else []))
 
 
 def _expanded(argument: str, short: Sequence[str]) -> str:
