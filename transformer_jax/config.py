@@ -28,7 +28,7 @@ Entry = TypeVar("Entry")
 def _changeable(default: Any) -> Any:
     """Returns a field that a continued run may change: how long a run trains, how it is executed
     and how its outputs are searched."""
-    return _changeable(default, metadata={"compared": False})
+    return field(default=default, metadata={"compared": False})
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
@@ -370,7 +370,7 @@ class DataConfig(_Section):
     """Whether to pack several pairs into one row; all batches then have one shape."""
     packed_length: int = 128
     """Length of packed rows."""
-    workers: int = field(default=2)
+    workers: int = _changeable(2)
     """Number of threads that tokenize. Subword sampling always runs in one thread."""
     cache: str = _changeable("")
     """Folder of cached tokenizers and tokenized corpora; empty: the user's cache folder. Only

@@ -184,24 +184,18 @@ def _needs(mask: AnyMask, *, bias: bool, dropout: bool) -> frozenset[str]:
 
 def _checked(name: str, result: Any, query: Array, key: Array) -> ContextAndWeights:
     """Returns a kernel's result. UserError: it is not an output with attention weights or None."""
-    match result:
-        case (jax.Array() as output, (jax.Array() | None) as weights) if (
-            output.shape == query.shape
-            and (weights is None or weights.shape == (*query.shape[:3], key.shape[2]))
-        ):
-            return ContextAndWeights(output, weights)
-        case (jax.Array() as output, other):
-            returned = f"{output.shape} and {getattr(other, 'shape', type(other).__name__)}"
-        case (other, _):
-            returned = f"{type(other).__name__} as output"
-        case jax.Array() as other:
-            returned = f"an array of {other.shape}"
-        case other:
-            returned = type(other).__name__
-    raise UserError(
-        f"kernel {name!r}: must return (JAX array of {query.shape}, weights or None), "
-        f"not {returned}"
-    )
+
+    def describe(x: Any) -> Any:
+        return x.shape if isinstance(x, jax.Array) else type(x).__name__
+
+    returned = [describe(x) for x in (result if isinstance(result, tuple) else [result])]
+    weights = (*query.shape[:3], key.shape[2])
+    if returned not in ([query.shape, "NoneType"], [query.shape, weights]):
+        raise UserError(
+            f"kernel {name!r}: must return (JAX array of {query.shape}, weights or None), "
+            f"not {' and '.join(map(str, returned))}"
+        )
+    return ContextAndWeights(*result)
 
 
 def choose(

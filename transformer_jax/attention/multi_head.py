@@ -113,12 +113,17 @@ class MultiHeadAttention(nn.Module):
         self, x: Float[Array, "B S D"], positions: Int[Array, "#B S"] | None = None
     ) -> KeysValues:
         """Returns the keys and values of `x`; `positions` rotate the keys."""
+        return KeysValues(self._heads("key", x, positions), self._heads("value", x))
+
+    def _heads(self, layer: str, x: Hidden, positions: Int[Array, "#B T"] | None = None) -> Heads:
+        """Returns the heads of `x`, projected by a dense layer if the kind has projections;
+        `positions` rotate them."""
         if not self.kind.projections:
-            heads = self._split_heads(x)
-            return KeysValues(heads, heads)
-        key, value = self.key(x).swapaxes(1, 2), self.value(x).swapaxes(1, 2)
-        key = self._rotated(key, positions)
-        return KeysValues(self.constrain(key, HEADS), self.constrain(value, HEADS))
+            return x.reshape(*x.shape[:2], self.config.heads, -1).swapaxes(1, 2)
+        heads = getattr(self, layer)(x).swapaxes(1, 2)
+        if positions is not None and self.config.positions == "rotary":
+            heads = rotate(heads, positions)
+        return self.constrain(heads, HEADS)
 
     @nn.compact  # for the parameters of kinds
     def __call__(
@@ -135,7 +140,7 @@ class MultiHeadAttention(nn.Module):
         """
         if keys_values is None:
             keys_values = self.project(x, context.positions)
-        query = self._query(x, context.positions)
+        query = self._heads("query", x, context.positions)
         rate = self.config.attention_dropout
         drop = None if rng is None or rate == 0 else partial(dropout, rate=rate, key=rng)
         inputs = AttentionInputs(
@@ -183,15 +188,9 @@ class MultiHeadAttention(nn.Module):
         """Returns the state, padded to `length` positions."""
         key, value = state.cache
         more = length - value.shape[2]
-        key = jnp.pad(key, [(0, more if axis == 3 else 0) for axis in range(5)])
-        value = jnp.pad(value, [(0, more if axis == 2 else 0) for axis in range(5)])
+        key = jnp.pad(key, [(0, 0)] * 3 + [(0, more), (0, 0)])
+        value = jnp.pad(value, [(0, 0)] * 2 + [(0, more), (0, 0), (0, 0)])
         return LayerState(KVCache(key, value), ())
-
-    def _query(self, x: Hidden, positions: Int[Array, "#B T"] | None) -> Heads:
-        if not self.kind.projections:
-            return self._split_heads(x)
-        query = self._rotated(self.query(x).swapaxes(1, 2), positions)
-        return self.constrain(query, HEADS)
 
     def _checked(self, output: Any, query: Array) -> AttentionOutput:
         """Returns `output`. UserError: a user's kind has returned something else."""
@@ -203,12 +202,3 @@ class MultiHeadAttention(nn.Module):
                 f"with a context of {query.shape}, not {returned}"
             )
         return output
-
-    def _rotated(self, x: Heads, positions: Int[Array, "#B T"] | None) -> Heads:
-        if positions is None or self.config.positions != "rotary":
-            return x
-        return rotate(x, positions)
-
-    def _split_heads(self, x: Hidden) -> Heads:
-        heads = (self.config.heads, self.config.head_size)
-        return x.reshape(*x.shape[:2], *heads).swapaxes(1, 2)
