@@ -8,12 +8,14 @@ no JAX.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
 from transformer_jax.benchmark.settings import AttentionBenchmark, DType, MaskName
+from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.errors import UserError
 
 
@@ -36,6 +38,12 @@ class Options:
 
     debug: bool = False
     """Show the traceback of an error."""
+
+    def execute(self, config: ConfigArguments) -> None:
+        """Runs the command."""
+        module, _, function = self.function.partition(":")
+        run = getattr(import_module(f"transformer_jax.cli.{module}"), function)
+        run(self, *([config] if self.takes_config else []))
 
 
 @dataclass(frozen=True, kw_only=True)

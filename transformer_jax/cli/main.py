@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from itertools import takewhile
 from typing import NoReturn
 
@@ -81,9 +80,7 @@ def _dispatch(arguments: Sequence[str]) -> None:
 
         launch(arguments, options)
     else:
-        module, _, function = options.function.partition(":")
-        execute = getattr(import_module(f"transformer_jax.cli.{module}"), function)
-        execute(options, *([config] if options.takes_config else []))
+        options.execute(config)
 
 
 def _expanded(argument: str, short: Sequence[str]) -> str:

@@ -15,8 +15,7 @@ from jaxtyping import Bool, Int, Int32
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data import entry as entries
-from transformer_jax.data.cache import cache_of
-from transformer_jax.data.lengths import Lengths
+from transformer_jax.data.buckets import Lengths
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.errors import UserError
 from transformer_jax.files import json_digest
@@ -163,7 +162,7 @@ def tokenize(
         [tokenizer.digest for tokenizer in tokenizers],
         [max_length, max_ratio],
     ]
-    path = cache_of(config) / json_digest(depends_on)
+    path = entries.cache_of(config) / json_digest(depends_on)
     entry = entries.read(path)
     if entry is None and process_index:
         entry = _wait(path)

@@ -18,11 +18,18 @@ import numpy as np
 from jaxtyping import Int, Int32
 
 from transformer_jax.config import Config
-from transformer_jax.data.buckets import ROWS_MULTIPLE, Plan, Shape, choose_shapes, group
+from transformer_jax.data.buckets import (
+    ROWS_MULTIPLE,
+    Lengths,
+    Plan,
+    Shape,
+    choose_shapes,
+    group,
+    pack,
+    packed_shape,
+)
 from transformer_jax.data.dataset import Examples
-from transformer_jax.data.lengths import Lengths
 from transformer_jax.data.order import batch_order, make_order
-from transformer_jax.data.packing import pack, packed_shape
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.special_ids import PAD
 from transformer_jax.types import Batch

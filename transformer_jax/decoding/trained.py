@@ -18,7 +18,6 @@ from transformer_jax.data.buckets import batches_by_length
 from transformer_jax.errors import UserError
 from transformer_jax.models.make import abstract_params, make_model
 from transformer_jax.models.transformer import Model
-from transformer_jax.parallel.kernel import shard_kernel
 from transformer_jax.parallel.mesh import (
     check_mesh,
     constrain_to,
@@ -27,6 +26,7 @@ from transformer_jax.parallel.mesh import (
     shard_batch,
     take_local_rows,
 )
+from transformer_jax.parallel.model import shard_kernel
 from transformer_jax.parallel.parameters import shard_tree
 from transformer_jax.runs import run
 from transformer_jax.runs.run import Run
