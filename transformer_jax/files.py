@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,10 +80,7 @@ def files_below(folder: AnyPath) -> dict[str, AnyPath]:
 
 def remove_folder(folder: AnyPath) -> None:
     """Deletes a folder and all that it holds."""
-    if isinstance(folder, epath.Path):
-        folder.rmtree(missing_ok=True)
-    else:
-        shutil.rmtree(folder)
+    epath.Path(folder).rmtree(missing_ok=True)
 
 
 def flush_to_disk(path: AnyPath) -> None:

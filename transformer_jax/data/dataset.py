@@ -197,10 +197,9 @@ def _ended(ids: Int32[np.ndarray, " N"], lengths: Int32[np.ndarray, " P"]) -> Ra
 
 def _wait(path: Path) -> entries.Entry:
     """Returns the entry that process 0 writes. Waits as long as its files keep changing."""
-    last_write = time.time()
+    began = time.time()
     while (entry := entries.read(path)) is None:
-        last_write = entries.last_write(path, last_write)
-        if time.time() > last_write + _PATIENCE:
+        if min(time.time() - began, entries.idle_seconds(path)) > _PATIENCE:
             raise UserError(
                 f"data.cache={path.parent}: process 0 has written nothing for {_PATIENCE:.0f}"
                 " seconds; must be a folder that all processes share"

@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -159,12 +160,9 @@ def write(path: Path, fill: Fill) -> None:
         _make_room(path)
 
 
-def last_write(path: Path, since: float) -> float:
-    """Returns when a process last wrote to an unfinished entry, if after `since`, or `since`."""
-    times = [since]
-    with suppress(OSError):  # files come and go
-        times += [file.stat().st_mtime for file in path.parent.glob(f"{path.name}.*/*")]
-    return max(times)
+def idle_seconds(path: Path) -> float:
+    """Returns the seconds since a process last wrote to an unfinished entry; inf: none does."""
+    return min(map(_age, path.parent.glob(f"{path.name}.*")), default=math.inf)
 
 
 def _write_files(folder: Path, fill: Fill) -> dict[str, Any]:

@@ -277,12 +277,8 @@ def make_batch(examples: Examples, plan: Plan, *, packed: bool, decoder_start_id
     target = examples.target.take(plan.pairs)
     target_in = np.roll(target.ids, 1)
     target_in[target.offsets[:-1]] = decoder_start_id
-    to_source = partial(
-        _scatter, slots=_token_slots(source, rows, starts[:, 0]), shape=(shape.rows, shape.source)
-    )
-    to_target = partial(
-        _scatter, slots=_token_slots(target, rows, starts[:, 1]), shape=(shape.rows, shape.target)
-    )
+    to_source = partial(_scatter, source, rows, starts[:, 0], (shape.rows, shape.source))
+    to_target = partial(_scatter, target, rows, starts[:, 1], (shape.rows, shape.target))
     batch = Batch(to_source(source.ids), to_target(target_in), to_target(target.ids))
     if not packed:
         return batch
@@ -295,24 +291,17 @@ def make_batch(examples: Examples, plan: Plan, *, packed: bool, decoder_start_id
     )
 
 
-Slots = tuple[Int[np.ndarray, " N"], Int[np.ndarray, " N"]]
-"""The row and the column of each token."""
-
-
-def _token_slots(
-    sentences: Ragged, rows: Int[np.ndarray, " Q"], starts: Int[np.ndarray, " Q"]
-) -> Slots:
-    """Returns the slots of all tokens of the sentences, which begin at (rows, starts)."""
-    lengths = sentences.lengths()
-    return np.repeat(rows, lengths), np.repeat(starts, lengths) + _positions(sentences)
-
-
 def _scatter(
-    values: Int[np.ndarray, " N"], slots: Slots, shape: tuple[int, int]
+    sentences: Ragged,
+    rows: Int[np.ndarray, " Q"],
+    starts: Int[np.ndarray, " Q"],
+    shape: tuple[int, int],
+    values: Int[np.ndarray, " N"],
 ) -> Int32[np.ndarray, "B W"]:
-    """Returns an array with the values in their slots and `PAD` in the others."""
-    array = np.full(shape, PAD, np.int32)
-    array[slots] = values
+    """Returns an array with a value for each token of sentences that begin at (rows, starts), and
+    `PAD` elsewhere."""
+    array, lengths = np.full(shape, PAD, np.int32), sentences.lengths()
+    array[np.repeat(rows, lengths), np.repeat(starts, lengths) + _positions(sentences)] = values
     return array
 
 

@@ -22,7 +22,6 @@ from transformer_jax.decoding.beam import (
 )
 from transformer_jax.decoding.constrained import PHRASES
 from transformer_jax.decoding.processors import LengthPenalty, Processor, Sentences
-from transformer_jax.decoding.sampling import greedy, sample
 from transformer_jax.decoding.search import (
     Hypotheses,
     Progress,
@@ -30,6 +29,8 @@ from transformer_jax.decoding.search import (
     Strategy,
     begin,
     extend_until,
+    greedy,
+    sample,
 )
 from transformer_jax.models.quantization import dequantize
 from transformer_jax.models.transformer import Model

@@ -136,13 +136,8 @@ class TrainedModel:
         ids = self.tokenizers.source.encode(line)
         limit = self.max_length - 1
         if len(ids) > limit and number is not None:
-            logger.warning(
-                "line %d: cut from %d to %d tokens (model.max_length=%d)",
-                number,
-                len(ids),
-                limit,
-                limit + 1,
-            )
+            numbers = number, len(ids), limit, limit + 1
+            logger.warning("line %d: cut from %d to %d tokens (model.max_length=%d)", *numbers)
         return [*ids[:limit], EOS] if ids else []
 
     def _batches(

@@ -27,7 +27,6 @@ from transformer_jax.config import DATA_PARALLEL, Config, from_json, to_json
 from transformer_jax.errors import UserError
 from transformer_jax.files import (
     AnyPath,
-    files_below,
     find_path,
     json_digest,
     named,
@@ -213,10 +212,7 @@ def load_config(folder: epath.PathLike) -> Config:
 
 def _is_free(folder: AnyPath) -> bool:
     """Returns whether a folder is missing, empty, or what a killed process has not finished."""
-    if isinstance(folder, epath.Path):
-        names = {*files_below(folder)}
-    else:
-        names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    names = {path.name for path in folder.glob("*")}
     return names <= {lock.NAME} or (_UNFINISHED in names and "config.json" not in names)
 
 

@@ -19,8 +19,8 @@ from transformer_jax.runs import lock
 from transformer_jax.runs.card import Card
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.run import Run
-from transformer_jax.training.costs import ideal_seconds_fn
 from transformer_jax.training.meter import Meter, Sums
+from transformer_jax.training.planning import ideal_seconds_fn
 from transformer_jax.training.profiler import check_profile, profiler
 from transformer_jax.training.reporters import MetricsFile, Reporter, report
 from transformer_jax.training.resume import (
