@@ -29,7 +29,7 @@ class ContextAndWeights(NamedTuple):
     """Each query's weighted sum of the values, and the attention weights."""
 
     context: Queries
-    weights: Weights | None  # None: a kernel that does not compute them
+    weights: Float[Array, "*B T S"] | None  # None: a kernel that does not compute them
 
 
 def masked_softmax(scores: Weights, mask: Visible) -> Weights:

@@ -90,18 +90,6 @@ def _attend(
     return context[..., 0, :]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _in_windows(
-    score: Partial,
-    queries: _Queries,
-    keys: tuple[Array, Array],
-    spans: _Spans,
-    attention: Any,
-    width: int,
-) -> Float[Array, "T B N H"]:
-    return _forward(score, queries, keys, spans, attention, width)[0]
-
-
 def _forward(
     score: Partial,
     queries: _Queries,
@@ -143,6 +131,11 @@ def _backward(attention: Any, width: int, residuals: tuple[Any, ...], gradient: 
     return d_score, _join(d_queries, queries), d_keys, None
 
 
+def _context(*arguments: Any) -> Float[Array, "T B N H"]:
+    return _forward(*arguments)[0]
+
+
+_in_windows = jax.custom_vjp(_context, nondiff_argnums=(4, 5))
 _in_windows.defvjp(_forward, _backward)
 
 

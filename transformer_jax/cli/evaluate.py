@@ -42,12 +42,13 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
         if not is_coordinator():
             continue
         is_first = result.search == searches[0]
-        if result.report.left_out and is_first:
-            message = f"{result.corpus}: loss without over-long pairs: {result.report}"
+        report = result.dev.examples.report
+        if report.left_out and is_first:
+            message = f"{result.corpus}: loss without over-long pairs: {report}"
             print(printable(message), file=sys.stderr)
         difference = None
         if baseline is not None:
-            difference = compare(baseline, result.outputs, result.references)
+            difference = compare(baseline, result.outputs, result.dev.references)
         title = f"{printable(result.corpus)}, step {', '.join(map(str, translator.steps))}"
         if options.json:
             search = dataclasses.asdict(result.search)
@@ -94,10 +95,11 @@ def _searches(
 
 
 def _print(result: Evaluation, title: str, show: int, worst: int) -> None:
-    triples = list(zip(result.sources, result.outputs, result.references, strict=True))
+    dev, outputs = result.dev, result.outputs
+    triples = list(zip(dev.sources, outputs, dev.references, strict=True))
     _print_lines("", triples[:show])
     if worst:
-        order = order_by_score(result.outputs, result.references)
+        order = order_by_score(outputs, dev.references)
         _print_lines("worst ", [triples[i] for i in order[:worst]])
         _print_lines("best ", [triples[i] for i in order[: -worst - 1 : -1]])
     scores: dict[str, Any] = dict(result.scores)

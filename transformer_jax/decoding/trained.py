@@ -18,14 +18,7 @@ from transformer_jax.data.buckets import batches_by_length
 from transformer_jax.errors import UserError
 from transformer_jax.models.make import abstract_params, make_model
 from transformer_jax.models.transformer import Model
-from transformer_jax.parallel.mesh import (
-    check_mesh,
-    constrain_to,
-    data_parallel_size,
-    make_mesh,
-    shard_batch,
-    take_local_rows,
-)
+from transformer_jax.parallel import mesh as meshes
 from transformer_jax.parallel.model import shard_kernel
 from transformer_jax.parallel.parameters import shard_tree
 from transformer_jax.runs import run
@@ -65,14 +58,14 @@ class TrainedModel:
     ) -> None:
         sizes = tokenizers.source.size, tokenizers.target.size
         if mesh is None:
-            check_mesh(config, sizes)
-            mesh = make_mesh(config.mesh)
+            meshes.check_mesh(config, sizes)
+            mesh = meshes.make_mesh(config.mesh)
         self.config, self.tokenizers, self.mesh = config, tokenizers, mesh
         self.params = shard_tree(params, mesh)
         self._others = tuple(shard_tree(member.params, mesh) for member in others)
         kernel = shard_kernel("auto", mesh)
         self.models: tuple[Model, ...] = tuple(
-            make_model(model, *sizes, kernel, constrain_to(mesh))
+            make_model(model, *sizes, kernel, meshes.constrain_to(mesh))
             for model in (config.model, *(member.config for member in others))
         )
 
@@ -145,12 +138,12 @@ class TrainedModel:
     ) -> Iterator[tuple[tuple[int, int], list[int]]]:
         """Yields the shapes and the members of batches of rows of these lengths."""
         return batches_by_length(
-            lengths, batch_tokens, self.max_length, data_parallel_size(self.mesh)
+            lengths, batch_tokens, self.max_length, meshes.data_parallel_size(self.mesh)
         )
 
     def _on_mesh(self, arrays: Any) -> Any:
         """Returns a batch on the devices, split by rows."""
-        return shard_batch(take_local_rows(arrays, self.mesh), self.mesh)
+        return meshes.shard_batch(meshes.take_local_rows(arrays, self.mesh), self.mesh)
 
 
 def padded(rows: Sequence[Sequence[int]], shape: tuple[int, int]) -> Int[np.ndarray, "B S"]:

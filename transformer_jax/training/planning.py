@@ -22,17 +22,9 @@ from jax.sharding import AbstractMesh, NamedSharding
 from transformer_jax.config import Config, MeshConfig
 from transformer_jax.data.buckets import ROWS_MULTIPLE, Shape
 from transformer_jax.flops import count_matmuls
+from transformer_jax.parallel import mesh as meshes
 from transformer_jax.parallel.compile import REPLICATED
 from transformer_jax.parallel.devices import find_accelerator, usable_host_memory
-from transformer_jax.parallel.mesh import (
-    FSDP,
-    TENSOR,
-    AnyMesh,
-    data_parallel_size,
-    make_abstract_mesh,
-    make_mesh,
-    partition,
-)
 from transformer_jax.parallel.parameters import with_shardings
 from transformer_jax.training.setup import Setup, StepSetup, empty_batch, prepare_step
 from transformer_jax.types import Batch, Size, unconstrained
@@ -172,9 +164,9 @@ class Planner:
     ) -> None:
         self.config, self._vocabularies, self._devices = config, vocabularies, devices
         if isinstance(devices, int):
-            mesh: AnyMesh = make_abstract_mesh(config.mesh, devices)
+            mesh: meshes.AnyMesh = meshes.make_abstract_mesh(config.mesh, devices)
         else:
-            mesh = make_mesh(config.mesh, devices)
+            mesh = meshes.make_mesh(config.mesh, devices)
         self.setup = prepare_step(config, vocabularies, mesh)
         self._costs = like._costs if like else StepCosts(self.setup)
         state = like._state if like else self.setup.abstract_state
@@ -184,13 +176,13 @@ class Planner:
     @cached_property
     def _gathered_bytes(self) -> int:
         """The bytes of the parameters on each device without the axis `fsdp`."""
-        tensor = self.setup.mesh.shape[TENSOR]
-        group = make_abstract_mesh(MeshConfig(tensor=tensor), tensor)
+        tensor = self.setup.mesh.shape[meshes.TENSOR]
+        group = meshes.make_abstract_mesh(MeshConfig(tensor=tensor), tensor)
         return _bytes(with_shardings(self._state.params, group))
 
     def shape(self, shape: Shape) -> Shape:
         """Returns the shape of a batch with the empty rows that the devices need."""
-        rows = data_parallel_size(self.setup.mesh) * self.setup.microbatches
+        rows = meshes.data_parallel_size(self.setup.mesh) * self.setup.microbatches
         return shape.padded(rows)
 
     def flops(self, shape: Shape) -> int:
@@ -206,12 +198,12 @@ class Planner:
         """
         shape, mesh, params = self.shape(shape), self.setup.mesh, self._params_bytes
         batch = empty_batch(shape, self.config.data.packing)
-        shards, microbatches = data_parallel_size(mesh), self.setup.microbatches
+        shards, microbatches = meshes.data_parallel_size(mesh), self.setup.microbatches
         rows = shape.rows * (2 if self.config.optimizer.r_drop else 1)
-        logits = rows * shape.target * self._vocabularies[1] * 4 // mesh.shape[TENSOR]
+        logits = rows * shape.target * self._vocabularies[1] * 4 // mesh.shape[meshes.TENSOR]
         kept = self._costs.saved_bytes(shape, self.config.execution.remat) + logits
         temporaries = kept // (shards * microbatches) + params * min(microbatches, 2)
-        if mesh.shape[FSDP] > 1:
+        if mesh.shape[meshes.FSDP] > 1:
             temporaries += self._gathered_bytes
         rest = self._state_bytes - params
         return Memory(params, rest, _bytes(batch) // shards, temporaries)
@@ -296,7 +288,7 @@ def for_other_devices(config: Config) -> Config:
     return replace(config, execution=replace(config.execution, kernel=kernel))
 
 
-def device_memory(mesh: AnyMesh) -> int:
+def device_memory(mesh: meshes.AnyMesh) -> int:
     """Returns the bytes that training may use on each device of the mesh.
 
     Devices that are not here are taken to be of the kind of those here. Emulated host devices share
@@ -315,7 +307,7 @@ def device_memory(mesh: AnyMesh) -> int:
 def compile_training_step(setup: StepSetup, shape: Shape) -> Any:
     """Returns the training step, compiled for batches of this shape."""
     step, mesh = setup.compile_update(), setup.mesh
-    rows = NamedSharding(mesh, partition(("batch",)))
+    rows = NamedSharding(mesh, meshes.partition(("batch",)))
     batch = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows),
         empty_batch(shape, setup.config.data.packing),

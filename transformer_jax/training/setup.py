@@ -40,7 +40,7 @@ from transformer_jax.parallel.model import shard_model
 from transformer_jax.parallel.parameters import with_shardings
 from transformer_jax.parallel.processes import this_process
 from transformer_jax.special_ids import PAD
-from transformer_jax.text.corpus import Corpora
+from transformer_jax.text.corpus import Corpora, Corpus
 from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.training.optimizer import find_optimizer, make_optimizer
 from transformer_jax.training.schedules import find_schedule
@@ -228,23 +228,31 @@ def load_data(
     process_index, _ = this_process()
     if tokenizers is None:
         tokenizers = tokenizers_of(corpora.train, config, process_index)
-    to_ids = partial(
-        tokenize,
-        tokenizers=tokenizers,
-        config=config.data,
+    examples = tokenize(
+        corpora.train,
+        tokenizers,
+        config.data,
         max_length=config.model.max_length,
+        filters=True,
         process_index=process_index,
     )
-    examples = to_ids(corpora.train, filters=True)
     dev: dict[str, DevSet] = {}
     for corpus in corpora.dev:
-        pairs = list(corpus.pairs())  # read once, since the text is needed too
-        sources, references = map(list, zip(*pairs, strict=True))
-        ids = to_ids([corpus], filters=False, pairs=pairs)
-        dev[corpus.name] = DevSet(ids, sources, references)
+        dev[corpus.name] = load_dev_set(corpus, tokenizers, config)
     for each in (examples, *(corpus.examples for corpus in dev.values())):
         check_labels(config.model, int(each.lengths.longest()[1]))
     return TrainingData(tokenizers, examples, dev)
+
+
+def load_dev_set(corpus: Corpus, tokenizers: Tokenizers, config: Config) -> DevSet:
+    """Returns a corpus to evaluate on. Its over-long pairs have no ids. UserError: it cannot be
+    read."""
+    pairs = list(corpus.pairs())  # read once, since the text is needed, too
+    sources, references = map(list, zip(*pairs, strict=True))
+    length, (index, _) = config.model.max_length, this_process()
+    options: Any = {"filters": False, "pairs": pairs, "process_index": index}
+    examples = tokenize([corpus], tokenizers, config.data, max_length=length, **options)
+    return DevSet(examples, sources, references)
 
 
 def prepare_step(config: Config, vocabularies: tuple[int, int], mesh: AnyMesh) -> StepSetup:
