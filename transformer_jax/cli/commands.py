@@ -119,7 +119,7 @@ class Translate(SearchOptions):
     echo "The old book." | transformer-jax translate --run=runs/quickstart
     """
 
-    function = "translate:run"
+    function = "translate:translate"
     short = ("alpha", "penalty", "n-best")
 
     beam: Annotated[int | None, arg(metavar="N")] = None
@@ -145,7 +145,7 @@ class BackTranslate(SearchOptions):
     transformer-jax back-translate --run=runs/de_en --text=x.de --pairs=a.en,a.de --output=x.tsv
     """
 
-    function = "back_translate:run"
+    function = "translate:back_translate"
 
     text: Annotated[str, arg(metavar="FILE")]
     """Text in the target language; -: standard input."""
@@ -196,7 +196,7 @@ class Score(PairOptions):
     transformer-jax score --run=runs/quickstart --data test.en,test.de
     """
 
-    function = "pairs:score"
+    function = "translate:score"
 
     json: bool = False
     """Write a JSON object for each pair, with its tokens."""
@@ -209,7 +209,7 @@ class Align(PairOptions):
     transformer-jax align --run=runs/quickstart --data test.en,test.de --layer 2
     """
 
-    function = "pairs:align"
+    function = "translate:align"
 
     layer: Annotated[tuple[str, ...], several("LAYER[.HEAD]")] = ()
     """Layers or heads to average; default: all."""
