@@ -21,9 +21,8 @@ from transformer_jax.data.loader import Loader
 from transformer_jax.data.order import describe_mixture
 from transformer_jax.data.tokenizers import tokenizers_of
 from transformer_jax.errors import UserError
-from transformer_jax.models.checks import check_model, check_packing
 from transformer_jax.models.classifier import check_labels
-from transformer_jax.models.make import abstract_model, make_model
+from transformer_jax.models.make import abstract_model, check_model, check_packing, make_model
 from transformer_jax.models.transformer import Model
 from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.mesh import (
