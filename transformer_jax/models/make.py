@@ -1,5 +1,5 @@
-"""Checks a config against the tables of activations, attention kinds, scores and kernels, builds the
-model that it describes, and counts its parameters."""
+"""Checks a config against the tables of what it names, builds the model that it describes, and counts
+its parameters."""
 
 from __future__ import annotations
 
