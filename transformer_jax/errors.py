@@ -1,7 +1,5 @@
 """The error for mistakes of the user, and text that is safe to print."""
 
-from __future__ import annotations
-
 import unicodedata
 
 

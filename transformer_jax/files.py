@@ -1,7 +1,5 @@
 """Paths on disks and in object storage, files that are written whole or not at all, and JSON."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib.util

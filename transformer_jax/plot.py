@@ -5,8 +5,6 @@ which can be read on white and on black; colors are those of Okabe and Ito (2008
 color-blind readers tell apart, and lines differ by their markers, too.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle

@@ -8,8 +8,6 @@ Comments write the scores of a block as [c gq k]: c key heads, g query heads per
 and k keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple

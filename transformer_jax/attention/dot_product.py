@@ -1,7 +1,5 @@
 """The kernels `xla` and `cudnn`: the two implementations of `jax.nn.dot_product_attention`."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import jax

@@ -4,8 +4,6 @@ Each returns the context and the weights. Arrays may have any leading axes, whic
 for all. A query that may attend to no key has weights and context 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Predicted positions may lie anywhere, so that neighboring queries do not share b
 blockwise.py. Windows are gathered for one chunk of queries at a time.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 

@@ -6,8 +6,6 @@ are up to four times faster than with length before heads.
 To add a kernel, write a file with its function and list it in `KERNELS`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Implements the kinds of attention that a model's config can name, with their parameters."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

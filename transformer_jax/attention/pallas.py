@@ -1,7 +1,5 @@
 """The kernel `pallas`: JAX's flash attention for TPUs."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 

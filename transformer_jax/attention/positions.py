@@ -1,7 +1,5 @@
 """Position encodings: sinusoids, rotary queries and keys, and biases added to the scores."""
 
-from __future__ import annotations
-
 import math
 
 import flax.linen as nn

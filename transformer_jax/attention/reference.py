@@ -1,7 +1,5 @@
 """The kernel `reference`: the formula of attention, with every feature."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax.numpy as jnp

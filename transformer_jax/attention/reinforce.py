@@ -3,8 +3,6 @@
 Williams 1992; Xu et al. 2015, section 4.1.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float

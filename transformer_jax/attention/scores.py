@@ -6,8 +6,6 @@ to the type of the query; the scores are in float32.
 To add a score function for layers, write its `prepare` function and list it in `SCORES`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

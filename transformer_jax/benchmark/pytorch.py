@@ -3,8 +3,6 @@
 Imports no JAX, which such a process would otherwise import, too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util

@@ -5,8 +5,6 @@ it, and add them to `COMMANDS`. The module is imported when the command runs, so
 no JAX.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command `evaluate`."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The commands `export` and `average`, which write a model that others can use."""
 
-from __future__ import annotations
-
 import secrets
 import shutil
 from collections.abc import Iterator

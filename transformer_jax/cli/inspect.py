@@ -1,7 +1,5 @@
 """The command `inspect`."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Starts the processes of `--processes N` on this machine, and ends them together."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

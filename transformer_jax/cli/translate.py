@@ -1,7 +1,5 @@
 """The commands `translate`, `back-translate`, `score` and `align`: a model reads lines of text."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -12,8 +12,6 @@ When an entry is opened, the sizes of its files are checked, and the digests of 
 `HASHED_BYTES`, so that opening takes the same time whatever the size of the corpus.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -5,8 +5,6 @@ planned on its own, from its own lengths. The position in the data is one intege
 `chunk << 20 | batch in the chunk`, where chunks are counted over all epochs.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence

@@ -9,8 +9,6 @@ pairs after the last whole block come last. Each chunk is then shuffled. If corp
 of them has passes of its own, and a chunk takes from each in proportion to its share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Tokenizers trained on corpora, and their cache on disk."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Beam search, with constraints if asked, and when it stops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Constraints of a beam search whose outputs hold given phrases (Post and Vilar 2018)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

@@ -8,8 +8,6 @@ can search in a lookup table. `Sentences` holds what differs between sentences, 
 does not depend on which other sentences share its batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Chooses the search, the length penalty and the logits processors that a config asks for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """A trained model, or an ensemble of several, with what translating and scoring have in common."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import logging

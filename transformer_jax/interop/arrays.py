@@ -1,7 +1,5 @@
 """Converts named arrays, such as the state dictionary of another framework, to parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Writes a trained model in CTranslate2's format (OpenNMT's C++ inference engine)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -8,8 +8,6 @@ StableHLO's portable bytecode. Their first arguments are the arrays of `params.n
     greedy  (params..., source [B, S]) -> ids [B, T]
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import replace

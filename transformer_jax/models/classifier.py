@@ -1,7 +1,5 @@
 """A model that labels sentences, with the Transformer's encoder or with its embeddings alone."""
 
-from __future__ import annotations
-
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int

@@ -1,7 +1,5 @@
 """Embeds ids: scaled embeddings plus positions (sections 3.4 and 3.5)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import flax.linen as nn

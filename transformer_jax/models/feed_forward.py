@@ -3,8 +3,6 @@
 To add another hidden layer, write its function and its entry in `ACTIVATIONS`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import flax.linen as nn

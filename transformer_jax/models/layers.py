@@ -1,7 +1,5 @@
 """Layers of the encoder and the decoder, and their stacks (sections 3.1 to 3.3)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeVar
 

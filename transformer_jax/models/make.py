@@ -1,7 +1,4 @@
-"""Checks a config against the tables of what it names, builds the model that it describes, and counts
-its parameters."""
-
-from __future__ import annotations
+"""Checks a config against the tables of what it names, builds its model, and counts parameters."""
 
 from functools import cache, partial
 from typing import Any

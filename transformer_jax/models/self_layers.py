@@ -11,8 +11,6 @@ To add one, write its module and list it in `SELF_LAYERS`. The module has the me
 `context` has the mask with the segments of packed rows, and positions that count from 0 in each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

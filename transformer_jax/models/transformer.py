@@ -4,8 +4,6 @@ The only collection is "params". Rngs, decoding states and masks are arguments a
 `rng=None` means evaluation: no dropout.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import flax.linen as nn

@@ -1,7 +1,5 @@
 """Compiles pure functions to run over a mesh, with `jit` or, for training steps, with `pmap`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Fits a model, and its attention kernel, to the mesh on which it is trained."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -4,8 +4,6 @@ It is written last, so that a checkpoint with a manifest is whole, and verified 
 loaded, so that a file that has changed since is found.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any, NamedTuple

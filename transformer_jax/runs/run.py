@@ -9,8 +9,6 @@ A folder holds
     checkpoints/     see checkpoint.py
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import platform

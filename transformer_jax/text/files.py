@@ -3,8 +3,6 @@
 Only a line feed ends a line.
 """
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import hashlib

@@ -4,8 +4,6 @@ SentencePiece can sample too, but its random numbers differ between processes wh
 that runs could neither be repeated nor resumed exactly.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import re

@@ -4,8 +4,6 @@ Models trained here number the special ids as `special_ids` does. A model made e
 them differently; a table translates between its ids and ours.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import random

@@ -1,7 +1,5 @@
 """Groups lines into windows as they arrive."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Generator, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Measures training: means of the metrics, rates and the remaining time."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

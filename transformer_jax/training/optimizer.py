@@ -1,8 +1,6 @@
 """Builds the optimizer, an Optax chain. To add one, write its builder and its entry in
 `OPTIMIZERS`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import optax

@@ -1,8 +1,6 @@
 """Plans how training starts: it continues a run, or creates one, perhaps with the parameters of
 another."""
 
-from __future__ import annotations
-
 import logging
 import time
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Learning-rate schedules. To add one, write its function and its entry in `SCHEDULES`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

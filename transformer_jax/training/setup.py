@@ -1,7 +1,5 @@
 """Builds everything that training needs from a config. Writes nothing into the run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The loss, one update and one evaluation as pure functions: no jit, no devices, no I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Runs training: `train` plans and sets up a run, and `Trainer.run` is the loop."""
 
-from __future__ import annotations
-
 import dataclasses
 import signal
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Scores a model on corpora: loss, perplexity and the scores of its translations."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time
