@@ -543,10 +543,9 @@ class DecodeConfig(_Section):
         )
         self._require(self.alpha >= 0, "alpha", "at least 0")
         self._require(self.top_p is None or 0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
-        changed = (self.temperature != 1, self.top_k is not None, self.top_p is not None)
-        if any(changed) and not self.sample:
-            name = ("temperature", "top_k", "top_p")[changed.index(True)]
-            self._require(False, name, "left out without decode.sample=true")
+        for name in ("temperature", "top_k", "top_p"):
+            left_out = getattr(self, name) == getattr(DecodeConfig, name)
+            self._require(self.sample or left_out, name, "left out without decode.sample=true")
         self._require(self.min_length >= 0, "min_length", "at least 0")
         self._require(self.min_ratio >= 0, "min_ratio", "at least 0")
         greatest = self.max_length

@@ -27,7 +27,7 @@ from transformer_jax.data.buckets import (
     packed_shape,
 )
 from transformer_jax.data.dataset import Examples
-from transformer_jax.data.order import batch_order, make_order
+from transformer_jax.data.order import BATCHES, make_order, random_order
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.special_ids import PAD
 from transformer_jax.types import Batch
@@ -200,7 +200,7 @@ def _plan(
 ) -> list[Plan]:
     """Returns the batches of a chunk in the order of their use, which is random."""
     plans = pack(lengths, shapes[0]) if config.data.packing else group(lengths, shapes)
-    return [plans[i] for i in batch_order(len(plans), config.train.seed, chunk)]
+    return [plans[i] for i in random_order(len(plans), config.train.seed, BATCHES, chunk)]
 
 
 def _taken(whole: _Read, plans: list[Plan], shard: Shard, corpora: int) -> _Planned:

@@ -25,6 +25,7 @@ from transformer_jax.config import DATA_PARALLEL, Config, from_json, to_json
 from transformer_jax.errors import UserError
 from transformer_jax.files import (
     AnyPath,
+    files_below,
     find_path,
     json_digest,
     named,
@@ -210,7 +211,9 @@ def load_config(folder: epath.PathLike) -> Config:
 
 def _is_free(folder: AnyPath) -> bool:
     """Returns whether a folder is missing, empty, or what a killed process has not finished."""
-    names = {path.name for path in folder.glob("*")}
+    # An object "NAME/", which Google's console makes of an empty folder, is no file.
+    bucket = isinstance(folder, epath.Path)
+    names = {*files_below(folder)} if bucket else {path.name for path in folder.glob("*")}
     return names <= {lock.NAME} or (_UNFINISHED in names and "config.json" not in names)
 
 
