@@ -139,6 +139,7 @@ def tokenize(
     max_ratio = config.max_ratio if filters else None
 
     def fill(append: Callable[[Ragged, Ragged], None]) -> dict[str, Any]:
+        # By chunks, so that the text of a corpus is never in memory as a whole.
         total, sizes = Report(0, 0, 0, 0), []
         for text in [corpus.pairs() for corpus in corpora] if pairs is None else [pairs]:
             before, rest = total.kept, iter(text)
@@ -156,6 +157,7 @@ def tokenize(
             raise UserError(f"{names}: no pair is left: {total}")
         return {"report": total._asdict(), "sizes": sizes}
 
+    # The name of the entry is a digest of all that the ids depend on, so that it is never outdated.
     depends_on = [
         _FORMAT,
         [corpus.key for corpus in corpora],

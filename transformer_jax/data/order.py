@@ -25,7 +25,7 @@ VERSION = 2
 _BLOCK = 256
 _ROUNDS = 8  # of a Feistel network
 BATCHES, _PASSES, _CHUNK = 2, 3, 4
-"""What is random: the order of the batches of a chunk, a pass, and the order of the pairs of a chunk."""
+"""What is random: the order of a chunk's batches, a pass, and the order of a chunk's pairs."""
 
 
 class Drawn(NamedTuple):

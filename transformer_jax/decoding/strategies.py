@@ -110,8 +110,11 @@ def make_phases(
     chosen = choose_processors(config, suppressed)
     penalty = LENGTH_PENALTIES[config.penalty](config.alpha)
 
+    # The phases are compiled apart, so each one makes the strategy and the rules anew, from the sizes
+    # of its arguments: that of the arrays is the greatest length, and doubles when they grow.
     def search_of(sentences: Sentences, length: Size) -> tuple[search.Strategy, search.Rules]:
         strategy = choose_strategy(config, phrases=sentences.phrases is not None)
+        # Last, since a forced id may be one that other processors forbid.
         last = [] if sentences.prefix is None else [processors.forced_prefix]
         return strategy, search.Rules(length, BOS, EOS, penalty, [*chosen, *last])
 
