@@ -215,7 +215,7 @@ class ModelConfig(_Section):
         else:
             self._validate_classifier()
         self._require(self.max_length >= 2, "max_length", "at least 2 (a token and the end symbol)")
-        divisors = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0]
+        divisors = (n for n in range(1, self.d_model + 1) if self.d_model % n == 0)
         nearest = min(divisors, key=lambda n: abs(n - self.heads))
         self._require(
             self.d_model % self.heads == 0,

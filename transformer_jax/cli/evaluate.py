@@ -10,7 +10,6 @@ from typing import Any
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Evaluate
 from transformer_jax.cli.common import load_translator
-from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.evaluation import compare, order_by_score, require_language
 from transformer_jax.errors import UserError, printable
 from transformer_jax.parallel.processes import is_coordinator
@@ -35,7 +34,9 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
     baseline = None
     if options.baseline is not None:
         baseline = _read_baseline(options.baseline, corpora, translator.config.data.fields)
-    searches = _searches(translator.config.decode, beams, alphas)
+    decode = translator.config.decode
+    pairs = itertools.product(beams or [decode.beam], alphas or [decode.alpha])
+    searches = [dataclasses.replace(decode, beam=beam, alpha=alpha) for beam, alpha in pairs]
     for result in evaluate(translator, corpora, options.language, searches):
         if not is_coordinator():
             continue
@@ -82,14 +83,6 @@ def _read_baseline(path: str, corpora: Sequence[str], fields: tuple[str, str]) -
             f"{name}"
         )
     return lines
-
-
-def _searches(
-    decode: DecodeConfig, beams: Sequence[int], alphas: Sequence[float]
-) -> list[DecodeConfig]:
-    """Returns the search with each beam size and each exponent."""
-    pairs = itertools.product(beams or [decode.beam], alphas or [decode.alpha])
-    return [dataclasses.replace(decode, beam=beam, alpha=alpha) for beam, alpha in pairs]
 
 
 def _print(result: Evaluation, title: str, show: int, worst: int) -> None:

@@ -27,7 +27,7 @@ def export(options: Export) -> None:
     load_user_code(options, loaded.config)
     loaded.require_float32()
     model, tokenizers = loaded.config.model, loaded.tokenizers
-    sizes = tokenizers.source.size, tokenizers.target.size
+    sizes = tokenizers.sizes
     step = loaded.best_step() if options.step is None else options.step
     params = loaded.params(step, abstract_params(model, *sizes))
     if options.format == "int8":

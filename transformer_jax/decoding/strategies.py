@@ -12,7 +12,6 @@ from jaxtyping import Array
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding import beam, ensemble, processors, search
-from transformer_jax.decoding.constrained import PHRASES
 from transformer_jax.decoding.processors import LengthPenalty, Processor, Sentences
 from transformer_jax.models.quantization import dequantize
 from transformer_jax.models.transformer import Model
@@ -45,7 +44,7 @@ def choose_strategy(config: DecodeConfig, *, phrases: bool = False) -> search.St
         return search.greedy()
     early = config.early_stopping
     stop = beam.early_stopping(config.beam) if early else beam.optimal_stopping(config.n_best)
-    return beam.beam_search(config.beam, stop, PHRASES if phrases else beam.UNCONSTRAINED)
+    return beam.beam_search(config.beam, stop, beam.PHRASES if phrases else beam.UNCONSTRAINED)
 
 
 def choose_processors(config: DecodeConfig, suppressed: Sequence[int] = ()) -> list[Processor]:
@@ -110,8 +109,8 @@ def make_phases(
     chosen = choose_processors(config, suppressed)
     penalty = LENGTH_PENALTIES[config.penalty](config.alpha)
 
-    # The phases are compiled apart, so each one makes the strategy and the rules anew, from the sizes
-    # of its arguments: that of the arrays is the greatest length, and doubles when they grow.
+    # The phases are compiled apart, so that each one makes the strategy and the rules anew from its
+    # arguments. The greatest length is the size of their arrays, which doubles when they grow.
     def search_of(sentences: Sentences, length: Size) -> tuple[search.Strategy, search.Rules]:
         strategy = choose_strategy(config, phrases=sentences.phrases is not None)
         # Last, since a forced id may be one that other processors forbid.

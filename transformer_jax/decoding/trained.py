@@ -54,7 +54,7 @@ class TrainedModel:
         mesh: Mesh | None = None,
         others: Sequence[Member] = (),
     ) -> None:
-        sizes = tokenizers.source.size, tokenizers.target.size
+        sizes = tokenizers.sizes
         if mesh is None:
             meshes.check_mesh(config, sizes)
             mesh = meshes.make_mesh(config.mesh)
@@ -89,8 +89,11 @@ class TrainedModel:
         for other in runs[1:]:
             _require_same_ids(first, other)
         steps = [first.best_step() if step is None else step, *(r.best_step() for r in runs[1:])]
+        sizes = first.tokenizers.sizes
         models = [
-            Member(each.config.model, _load_params(each, chosen))
+            Member(
+                each.config.model, each.params(chosen, abstract_params(each.config.model, *sizes))
+            )
             for each, chosen in zip(runs, steps, strict=True)
         ]
         trained = cls(config, first.tokenizers, models[0].params, others=models[1:], **options)
@@ -150,11 +153,6 @@ def padded(rows: Sequence[Sequence[int]], shape: tuple[int, int]) -> Int[np.ndar
     for i, row in enumerate(rows):
         array[i, : len(row)] = row
     return array
-
-
-def _load_params(loaded: Run, step: int) -> Params:
-    sizes = loaded.tokenizers.source.size, loaded.tokenizers.target.size
-    return loaded.params(step, abstract_params(loaded.config.model, *sizes))
 
 
 def _require_same_ids(first: Run, other: Run) -> None:

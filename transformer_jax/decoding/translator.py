@@ -22,8 +22,8 @@ from transformer_jax.errors import UserError
 from transformer_jax.parallel import processes
 from transformer_jax.parallel.compile import DETERMINISTIC, REPLICATED, compile_function
 from transformer_jax.special_ids import EOS, PAD
+from transformer_jax.text.files import windows
 from transformer_jax.text.tokenizer import Tokenizers
-from transformer_jax.text.windows import windows
 from transformer_jax.types import Params
 
 THREADS = 2

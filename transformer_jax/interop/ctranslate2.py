@@ -35,7 +35,7 @@ def export(config: ModelConfig, tokenizers: Tokenizers, params: Params, folder: 
         activation=getattr(common_spec.Activation, ACTIVATIONS[config.activation]),
         ffn_glu=gated,
     )
-    # The specification has the structure of our layers; each array is transposed to its layout.
+    # Both sides are filled in alike: the embedding, each layer and, with pre-norm, the final norm.
     target = params["target_embedding"]
     trees = {side: params[side] for side in ("encoder", "decoder")}
     source_embedding = "target_embedding" if config.tied == "all" else "source_embedding"
@@ -55,7 +55,7 @@ def export(config: ModelConfig, tokenizers: Tokenizers, params: Params, folder: 
     source, names = (side.pieces(range(side.size)) for side in tokenizers)
     spec.register_source_vocabulary(source)
     spec.register_target_vocabulary(names)
-    # The program then treats special symbols as our search does.
+    # Without these, CTranslate2 would take the special symbols of OpenNMT.
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = config.norm_eps
     spec.config.bos_token, spec.config.eos_token = names[BOS], names[EOS]

@@ -110,8 +110,8 @@ def gradients(
             f"optimizer.accumulate={accumulate}: must divide the {rows} rows of a batch"
         )
 
-    # A scan over the microbatches adds up gradients and sums, so that only the activations of one are
-    # in memory. Each has an rng of its own; with equal dropout masks the mean would be noisier.
+    # A scan adds up the gradients and sums of the microbatches, so that the activations of only one
+    # are in memory. Each has an rng of its own, so that their dropout masks differ.
     def add(carry: tuple, indexed: tuple[Array, Batch]) -> tuple[tuple, None]:
         index, microbatch = indexed
         subkey = None if key is None else jax.random.fold_in(key, index)
@@ -163,7 +163,7 @@ def train_step(
     averages = _updated(state.averages, sums.metrics, state.step)
     metrics = {"loss": total / tokens, "tokens": sums.tokens}
     metrics["grad_norm"] = optax.tree.norm(gradient)
-    # A selection by element, not a conditional, keeps the memory of the donated state in use.
+    # A step that is not finite keeps all of the old state; only the number of the step goes on.
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
     updated = TrainState(state.step, params, opt_state, average, averages)
     state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state)
