@@ -57,14 +57,11 @@ def local_p_gathered(
     begin = jnp.clip(begin, 0, keys.shape[2] - width)
     first, length = (jnp.broadcast_to(x[:, None], begin.shape) for x in (first, length))
     attention = partial(_attend, window)
-    queries = jax.tree.map(_length_first, _Queries(query, center))
-    spans = jax.tree.map(_length_first, _Spans(first, length, begin))
+    length_first = partial(jnp.moveaxis, source=2, destination=0)
+    queries = jax.tree.map(length_first, _Queries(query, center))
+    spans = jax.tree.map(length_first, _Spans(first, length, begin))
     context: Any = _in_windows(score, queries, (keys, values), spans, attention, width)
     return jnp.moveaxis(context, 0, 2)
-
-
-def _length_first(x: Float[Array, "B N T *H"] | Int[Array, "B N T"]) -> Array:
-    return jnp.moveaxis(x, 2, 0)
 
 
 def _attend(
