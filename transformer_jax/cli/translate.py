@@ -101,9 +101,9 @@ def back_translate(options: BackTranslate, arguments: ConfigArguments) -> None:
 def _source_lines(path: str, tokenizer: Tokenizer) -> Iterator[str]:
     """Yields the lines of a text. UserError: it has none with text, or is of another language."""
     if Path(path).is_file():  # A line that is not UTF-8 is found before hours of translation.
-        for _ in read_source_lines(path):
+        for _ in read_lines(path):
             pass
-    lines, ahead = itertools.tee(read_source_lines(path))
+    lines, ahead = itertools.tee(read_lines(path))
     texts = list(itertools.islice(filter(str.strip, ahead), SAMPLED))
     del ahead  # for which all lines would be kept
     if not texts:
