@@ -4,15 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
-from matplotlib.patches import Rectangle
 
 from transformer_jax import plot
-from transformer_jax.config import MeshConfig
 from transformer_jax.errors import UserError
-from transformer_jax.parallel.mesh import make_mesh
 
 EVALUATIONS = [{"step": s, "loss": 5 - s / 10, "bleu": float(s)} for s in (10, 20, 30)]
 
@@ -106,26 +102,6 @@ def test_a_beam_tree_joins_hypotheses_to_what_they_extend() -> None:
     assert len(axes.lines) == 4
     best = [text.get_text() for text in axes.texts if text.get_color() == plot.COLORS[0]]
     assert best == ["b\n-2.00", "c\n-2.50"]
-
-
-def test_a_placement_names_the_devices_of_each_part() -> None:
-    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
-
-    def parts(*spec: str | None) -> list[str]:
-        sharding = NamedSharding(mesh, PartitionSpec(*spec))
-        return texts(plot.placement({"x": ((4, 6), sharding)}).axes[0])
-
-    assert parts() == ["0-7"]
-    assert parts("fsdp") == ["0-1, 4-5", "2-3, 6-7"]
-    assert parts("fsdp", "tensor") == ["0, 4", "1, 5", "2, 6", "3, 7"]
-
-
-def test_a_placement_is_drawn_where_the_part_is() -> None:
-    mesh = make_mesh(MeshConfig(data=4, tensor=2))
-    sharding = NamedSharding(mesh, PartitionSpec(None, "tensor", None))
-    (axes,) = plot.placement({"x": ((4, 2, 3), sharding)}).axes
-    boxes = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
-    assert [box.get_bbox().bounds for box in boxes] == [(0, 0, 0.5, 1), (0.5, 0, 0.5, 1)]
 
 
 def test_a_roofline_is_the_lesser_of_its_limits() -> None:

@@ -26,8 +26,8 @@ import numpy as np
 from jaxtyping import Int
 
 from transformer_jax.config import Config, DataConfig, TokenizerConfig
+from transformer_jax.data.buckets import Lengths
 from transformer_jax.data.dataset import Examples, Report, tokenize
-from transformer_jax.data.lengths import Lengths
 from transformer_jax.data.loader import Loaded, Loader
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.text import tokenizer

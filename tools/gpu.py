@@ -45,8 +45,7 @@ from transformer_jax.parallel.compile import DETERMINISTIC, compile_function
 from transformer_jax.parallel.mesh import replicate, shard_batch
 from transformer_jax.runs import checkpoint
 from transformer_jax.special_ids import PAD
-from transformer_jax.training.costs import StepCosts
-from transformer_jax.training.planning import compile_training_step
+from transformer_jax.training.planning import StepCosts, compile_training_step
 from transformer_jax.training.setup import prepare_step
 from transformer_jax.types import Batch
 

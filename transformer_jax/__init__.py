@@ -6,12 +6,9 @@ run = train(load_config_file("configs/quickstart.py"), "runs/quickstart")
 Translator.load("runs/quickstart")(["The old teacher buys a new book."])
 """
 
-from __future__ import annotations
+from etils import epy
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
+with epy.lazy_api_imports(globals()):  # on first use, so that `--help` needs no JAX
     from transformer_jax.attention import (
         Mask,
         attend,
@@ -91,51 +88,3 @@ __all__ = [
     "train",
     "train_step",
 ]
-
-_MODULE_OF = {
-    "AttentionConfig": "config",
-    "Config": "config",
-    "DataConfig": "config",
-    "DecodeConfig": "config",
-    "ExecutionConfig": "config",
-    "Loader": "data.loader",
-    "Mask": "attention",
-    "ModelConfig": "config",
-    "OptimizerConfig": "config",
-    "TokenizerConfig": "config",
-    "TrainConfig": "config",
-    "Translator": "decoding.translator",
-    "UserError": "errors",
-    "attend": "attention",
-    "check_config": "training.setup",
-    "compile_step": "parallel.compile",
-    "gumbel_attention": "attention",
-    "hard_attention": "attention",
-    "init_state": "training.step",
-    "latent_attention": "attention",
-    "load_config_file": "config",
-    "load_data": "training.setup",
-    "local_m_attention": "attention",
-    "local_p_attention": "attention",
-    "local_shard": "parallel.mesh",
-    "loss_fn": "training.step",
-    "make_mesh": "parallel.mesh",
-    "make_model": "models.make",
-    "make_optimizer": "training.optimizer",
-    "padding_mask": "attention",
-    "plain_self_attention": "attention",
-    "shard_batch": "parallel.mesh",
-    "shard_model": "parallel.model",
-    "shard_tree": "parallel.parameters",
-    "soft_attention": "attention",
-    "train": "training.trainer",
-    "train_step": "training.step",
-}
-"""The modules of public names. They are imported on first use, so that `--help` needs no JAX."""
-
-
-def __getattr__(name: str) -> Any:
-    """Imports a public name."""
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

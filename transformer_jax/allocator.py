@@ -1,7 +1,5 @@
 """Settings of the C library's memory allocator, which a process reads when it starts."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

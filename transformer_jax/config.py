@@ -9,21 +9,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import json
 import math
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from transformer_jax.errors import UserError
 from transformer_jax.special_ids import BOS
 
-_NOT_COMPARED = {"compared": False}
-"""Metadata of a field that a continued run may change: how long a run trains, how it is executed
-and how its outputs are searched."""
+Entry = TypeVar("Entry")
+
+
+def _changeable(default: Any) -> Any:
+    """Returns a field that a continued run may change: how long a run trains, how it is executed
+    and how its outputs are searched."""
+    return field(default=default, metadata={"compared": False})
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
@@ -210,7 +215,7 @@ class ModelConfig(_Section):
         else:
             self._validate_classifier()
         self._require(self.max_length >= 2, "max_length", "at least 2 (a token and the end symbol)")
-        divisors = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0]
+        divisors = (n for n in range(1, self.d_model + 1) if self.d_model % n == 0)
         nearest = min(divisors, key=lambda n: abs(n - self.heads))
         self._require(
             self.d_model % self.heads == 0,
@@ -365,9 +370,9 @@ class DataConfig(_Section):
     """Whether to pack several pairs into one row; all batches then have one shape."""
     packed_length: int = 128
     """Length of packed rows."""
-    workers: int = field(default=2, metadata=_NOT_COMPARED)
+    workers: int = _changeable(2)
     """Number of threads that tokenize. Subword sampling always runs in one thread."""
-    cache: str = field(default="", metadata=_NOT_COMPARED)
+    cache: str = _changeable("")
     """Folder of cached tokenizers and tokenized corpora; empty: the user's cache folder. Only
     training uses the folder that is stored in a run."""
 
@@ -423,7 +428,7 @@ class OptimizerConfig(_Section):
     with different dropout, and the divergence of the two predictions is part of the loss."""
     accumulate: int = 1
     """Number of microbatches whose gradients are accumulated in a step, to save memory."""
-    microbatch_tokens: int | None = field(default=None, metadata=_NOT_COMPARED)
+    microbatch_tokens: int | None = _changeable(None)
     """In place of accumulate: maximum number of tokens on each side of a microbatch on one device.
     A step accumulates as many as data.batch_tokens takes on the devices there are."""
     ema: float | None = None
@@ -447,26 +452,26 @@ class TrainConfig(_Section):
 
     seed: int = 0
     """Seed of initialization, batch order, dropout and subword sampling."""
-    steps: int | None = field(default=None, metadata=_NOT_COMPARED)
+    steps: int | None = _changeable(None)
     """Number of updates after which to stop."""
-    epochs: int | None = field(default=None, metadata=_NOT_COMPARED)
+    epochs: int | None = _changeable(None)
     """Number of passes over the data after which to stop."""
-    minutes: float | None = field(default=None, metadata=_NOT_COMPARED)
+    minutes: float | None = _changeable(None)
     """Minutes of training after which to stop, including those before an interruption."""
-    patience: int | None = field(default=None, metadata=_NOT_COMPARED)
+    patience: int | None = _changeable(None)
     """Number of evaluations without a better score after which to stop."""
     best: Literal["bleu", "loss"] = "bleu"
     """Score on the first development corpus that selects the best checkpoint; BLEU is that of
     greedy search."""
-    evaluate_every: int = field(default=500, metadata=_NOT_COMPARED)
+    evaluate_every: int = _changeable(500)
     """Number of steps between evaluations."""
-    save_every: int = field(default=500, metadata=_NOT_COMPARED)
+    save_every: int = _changeable(500)
     """Number of steps between checkpoints."""
-    log_every: int = field(default=20, metadata=_NOT_COMPARED)
+    log_every: int = _changeable(20)
     """Number of steps between records of metrics."""
-    keep: int = field(default=3, metadata=_NOT_COMPARED)
+    keep: int = _changeable(3)
     """Number of newest checkpoints to keep, besides the best one."""
-    max_skipped: int = field(default=10, metadata=_NOT_COMPARED)
+    max_skipped: int = _changeable(10)
     """Number of steps in a row after which to stop if the loss or the gradient of each is NaN or
     infinite. Such steps change no parameter."""
 
@@ -483,46 +488,44 @@ class TrainConfig(_Section):
 class DecodeConfig(_Section):
     """The search of `translate` and `evaluate`; evaluation during training is greedy."""
 
-    beam: int = field(default=4, metadata=_NOT_COMPARED)
+    beam: int = _changeable(4)
     """Beam size; 1: greedy search."""
-    n_best: int = field(default=1, metadata=_NOT_COMPARED)
+    n_best: int = _changeable(1)
     """Number of hypotheses of each line, or of samples."""
-    penalty: Literal["gnmt", "power", "reward", "none"] = field(
-        default="gnmt", metadata=_NOT_COMPARED
-    )
+    penalty: Literal["gnmt", "power", "reward", "none"] = _changeable("gnmt")
     """Length penalty: the log probability of L tokens over ((5 + L) / 6)^alpha (gnmt) or L^alpha
     (power), plus alpha * L (reward), or as it is (none)."""
-    alpha: float = field(default=0.6, metadata=_NOT_COMPARED)
+    alpha: float = _changeable(0.6)
     """Exponent of the length penalty, or the reward for each token; 0: the log probability as it
     is."""
-    early_stopping: bool = field(default=False, metadata=_NOT_COMPARED)
+    early_stopping: bool = _changeable(False)
     """Whether beam search stops once `beam` hypotheses have ended, as in most toolkits; otherwise
     once no other can be among the n best."""
-    sample: bool = field(default=False, metadata=_NOT_COMPARED)
+    sample: bool = _changeable(False)
     """Whether to draw tokens at random instead of searching for the best."""
-    temperature: float = field(default=1.0, metadata=_NOT_COMPARED)
+    temperature: float = _changeable(1.0)
     """Divisor of the log probabilities of samples; below 1: likelier ones."""
-    top_k: int | None = field(default=None, metadata=_NOT_COMPARED)
+    top_k: int | None = _changeable(None)
     """Number of likeliest tokens that samples are drawn from; None: all."""
-    top_p: float | None = field(default=None, metadata=_NOT_COMPARED)
+    top_p: float | None = _changeable(None)
     """Probability of the likeliest tokens that samples are drawn from; None: all."""
-    seed: int = field(default=0, metadata=_NOT_COMPARED)
+    seed: int = _changeable(0)
     """Seed of samples, which also depend on the number of the line."""
-    min_length: int = field(default=0, metadata=_NOT_COMPARED)
+    min_length: int = _changeable(0)
     """Least number of tokens, without the end symbol."""
-    min_ratio: float = field(default=0.0, metadata=_NOT_COMPARED)
+    min_ratio: float = _changeable(0.0)
     """Least number of tokens for each source token."""
-    max_length: int | None = field(default=None, metadata=_NOT_COMPARED)
+    max_length: int | None = _changeable(None)
     """Greatest number of tokens, end symbol included; None: model.max_length."""
-    max_ratio: float = field(default=2.0, metadata=_NOT_COMPARED)
+    max_ratio: float = _changeable(2.0)
     """Greatest number of tokens for each source token, besides 10 more."""
-    no_repeat_ngrams: int | None = field(default=None, metadata=_NOT_COMPARED)
+    no_repeat_ngrams: int | None = _changeable(None)
     """Size of n-grams that an output may hold only once; None: any may be repeated."""
-    repetition_penalty: float = field(default=1.0, metadata=_NOT_COMPARED)
+    repetition_penalty: float = _changeable(1.0)
     """Factor of the log probability of tokens that the output holds already."""
-    suppress: tuple[str, ...] = field(default=(), metadata=_NOT_COMPARED)
+    suppress: tuple[str, ...] = _changeable(())
     """Pieces of the tokenizer that no output may hold, such as <unk>."""
-    batch_tokens: int = field(default=3072, metadata=_NOT_COMPARED)
+    batch_tokens: int = _changeable(3072)
     """Number of source tokens in a batch, padding included, counted once for each hypothesis."""
 
     @property
@@ -540,10 +543,9 @@ class DecodeConfig(_Section):
         )
         self._require(self.alpha >= 0, "alpha", "at least 0")
         self._require(self.top_p is None or 0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
-        changed = (self.temperature != 1, self.top_k is not None, self.top_p is not None)
-        if any(changed) and not self.sample:
-            name = ("temperature", "top_k", "top_p")[changed.index(True)]
-            self._require(False, name, "left out without decode.sample=true")
+        for name in ("temperature", "top_k", "top_p"):
+            left_out = getattr(self, name) == getattr(DecodeConfig, name)
+            self._require(self.sample or left_out, name, "left out without decode.sample=true")
         self._require(self.min_length >= 0, "min_length", "at least 0")
         self._require(self.min_ratio >= 0, "min_ratio", "at least 0")
         greatest = self.max_length
@@ -557,18 +559,18 @@ class DecodeConfig(_Section):
 class ExecutionConfig(_Section):
     """How training is executed: stored, but not compared and not needed to load the run."""
 
-    executor: Literal["jit", "pmap"] = field(default="jit", metadata=_NOT_COMPARED)
+    executor: Literal["jit", "pmap"] = _changeable("jit")
     """JAX's transformation that compiles the training step for several devices."""
-    kernel: str = field(default="auto", metadata=_NOT_COMPARED)
+    kernel: str = _changeable("auto")
     """Kernel that computes soft, local-m and plain attention with dot-product scores in training:
     auto, reference, blockwise, xla, cudnn, pallas, or your own function, MODULE:FUNCTION."""
-    deterministic: bool = field(default=False, metadata=_NOT_COMPARED)
+    deterministic: bool = _changeable(False)
     """Whether GPUs compute the same bits in every run, perhaps more slowly: XLA then uses only
     deterministic operations, and does not choose among its kernels by timing them."""
-    remat: Literal["none", "layers", "matmuls"] = field(default="none", metadata=_NOT_COMPARED)
+    remat: Literal["none", "layers", "matmuls"] = _changeable("none")
     """What the backward pass computes again to save memory: nothing, all activations inside each
     layer (layers), or all but the results of matmuls (matmuls)."""
-    peak_tflops: float | None = field(default=None, metadata=_NOT_COMPARED)
+    peak_tflops: float | None = _changeable(None)
     """Peak of one device in TFLOP/s, of which training reports the share that it uses (MFU); None:
     the peak in bfloat16 of TPUs and GPUs that are known."""
 
@@ -582,13 +584,13 @@ class ExecutionConfig(_Section):
 class MeshConfig(_Section):
     """The mesh of devices: stored, but not compared and not needed to load the run."""
 
-    data: int = field(default=-1, metadata=_NOT_COMPARED)
+    data: int = _changeable(-1)
     """Number of groups of devices that share the rows of a batch and hold copies of the model; -1:
     as many as there are devices for."""
-    fsdp: int = field(default=1, metadata=_NOT_COMPARED)
+    fsdp: int = _changeable(1)
     """Number of devices that share the rows of a group, and over which its copy of the parameters
     and the optimizer state is split (fully sharded data parallelism)."""
-    tensor: int = field(default=1, metadata=_NOT_COMPARED)
+    tensor: int = _changeable(1)
     """Number of devices over which heads, d_ff and vocabulary are split (tensor parallelism)."""
 
     def _validate(self) -> None:
@@ -634,7 +636,7 @@ class Config(_Section):
 
 def to_json(config: Any) -> dict[str, Any]:
     """Returns a config as JSON values: dicts, lists, strings, numbers, booleans and None."""
-    return _plain(dataclasses.asdict(config))
+    return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
 def from_json(value: Any, kind: type[Any] = Config, name: str = "") -> Any:
@@ -657,16 +659,28 @@ def from_json(value: Any, kind: type[Any] = Config, name: str = "") -> Any:
     return kind(**values)
 
 
-def differences(old: Config, new: Config, *, all_fields: bool = False) -> list[str]:
+def differences(old: Any, new: Any, *, all_fields: bool = False, name: str = "") -> list[str]:
     """Returns the fields in which two configs describe different runs: "model.layers: 4 -> 6".
 
-    all_fields: also those that a continued run may change.
+    all_fields: also those that a continued run may change. name: of a part, before its fields.
     """
-    return _differences(old, new, "", all_fields)
+    changed: list[str] = []
+    for f in dataclasses.fields(old):
+        a, b = getattr(old, f.name), getattr(new, f.name)
+        if dataclasses.is_dataclass(a):
+            changed += differences(a, b, all_fields=all_fields, name=f"{name}{f.name}.")
+        elif a != b and (all_fields or f.metadata.get("compared", True)):
+            changed.append(f"{name}{f.name}: {a!r} -> {b!r}")
+    return changed
 
 
-OR_YOUR_OWN = "; one of your own needs --import MODULE"
-"""The end of a message on an unknown name of a table to which users can add."""
+def look_up(table: Mapping[str, Entry], name: str, field: str) -> Entry:
+    """Returns the entry of a table to which users can add. UserError: it is unknown; the message
+    names the field of the config."""
+    if name not in table:
+        hint = f"{did_you_mean(name, table)}; one of your own needs --import MODULE"
+        raise UserError(f"{field}={name!r}: unknown{hint}")
+    return table[name]
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
@@ -697,20 +711,3 @@ def load_config_file(path: str | Path) -> Config:
     if not isinstance(config, Config):
         raise UserError(f"config file {path}: get_config() must return a Config, not {config!r}")
     return config
-
-
-def _differences(old: Any, new: Any, name: str, all_fields: bool) -> list[str]:
-    changed: list[str] = []
-    for f in dataclasses.fields(old):
-        a, b = getattr(old, f.name), getattr(new, f.name)
-        if dataclasses.is_dataclass(a):
-            changed += _differences(a, b, f"{name}{f.name}.", all_fields)
-        elif a != b and (all_fields or f.metadata.get("compared", True)):
-            changed.append(f"{name}{f.name}: {a!r} -> {b!r}")
-    return changed
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -1,7 +1,5 @@
 """Makes the dense layers of all models."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import flax.linen as nn

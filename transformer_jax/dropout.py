@@ -4,8 +4,6 @@ Drawing a random word for each element takes a third of a training step on a CPU
 hash of its index and the key, and each of its four bytes decides on one element.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float

@@ -1,7 +1,5 @@
 """The error for mistakes of the user, and text that is safe to print."""
 
-from __future__ import annotations
-
 import unicodedata
 
 
@@ -19,11 +17,8 @@ def printable(text: str) -> str:
     Otherwise a sentence or a key from a file could move the cursor, change colors or set the title
     of the reader's terminal.
     """
+    controls = ("Cc", "Cs", "Zl", "Zp")  # control characters, lone surrogates and line breaks
     return "".join(
-        char.encode("unicode_escape").decode() if _controls(char) else char for char in text
+        char.encode("unicode_escape").decode() if unicodedata.category(char) in controls else char
+        for char in text
     )
-
-
-def _controls(char: str) -> bool:
-    """Returns whether `char` is a control character, a lone surrogate or a line break."""
-    return unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp")

@@ -1,7 +1,5 @@
 """Paths on disks and in object storage, files that are written whole or not at all, and JSON."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib.util
@@ -11,7 +9,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,10 +78,7 @@ def files_below(folder: AnyPath) -> dict[str, AnyPath]:
 
 def remove_folder(folder: AnyPath) -> None:
     """Deletes a folder and all that it holds."""
-    if isinstance(folder, epath.Path):
-        folder.rmtree(missing_ok=True)
-    else:
-        shutil.rmtree(folder)
+    epath.Path(folder).rmtree(missing_ok=True)
 
 
 def flush_to_disk(path: AnyPath) -> None:

@@ -4,8 +4,6 @@ XLA's own `cost_analysis` counts the body of a loop once, however often it runs.
 `memory_analysis` leaves out the memory of libraries that compute several operations at once.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -5,8 +5,6 @@ which can be read on white and on black; colors are those of Okabe and Ito (2008
 color-blind readers tell apart, and lines differ by their markers, too.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
@@ -14,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jax.sharding import Sharding
 from jaxtyping import Float
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from transformer_jax.errors import UserError
 from transformer_jax.files import replacing
@@ -219,28 +215,6 @@ def beam_tree(beams: Sequence[Mapping[tuple[str, ...], float]]) -> Figure:
     return figure
 
 
-@rc_context(_STYLE)
-def placement(arrays: Mapping[str, tuple[tuple[int, ...], Sharding]]) -> Figure:
-    """Plots which devices hold which part of each array, given its shape and sharding by name.
-
-    Dimensions after the first are drawn as one. A part says on which devices it is.
-    """
-    figure, grid = _grid(len(arrays), min(len(arrays), 3), (3.0, 2.2))
-    for axes, (name, (shape, sharding)) in zip(grid, arrays.items(), strict=False):
-        holders: dict[tuple[float, ...], list[int]] = {}
-        for device, index in sharding.devices_indices_map(shape).items():
-            holders.setdefault(_box(index or (), shape), []).append(device.id)
-        for (left, bottom, width, height), devices in holders.items():
-            color = COLORS[min(devices) % len(COLORS)]
-            face = {"facecolor": color, "alpha": 0.35, "edgecolor": GRAY}
-            axes.add_patch(Rectangle((left, bottom), width, height, **face))
-            middle = (left + width / 2, bottom + height / 2)
-            axes.text(*middle, _ranges(devices), ha="center", va="center", fontsize=7)
-        axes.set_title(f"{name} {list(shape)}", fontsize=8)
-        axes.set_axis_off()
-    return figure
-
-
 def save(figure: Figure, path: Path) -> None:
     """Writes a figure in the format of the suffix, such as .svg, .png or .pdf.
 
@@ -274,30 +248,3 @@ def _looks() -> Iterator[dict[str, Any]]:
     """Yields a color and a marker for each line of a panel."""
     pairs = zip(cycle(COLORS), cycle(MARKERS), strict=True)
     return ({"color": color, "marker": marker} for color, marker in pairs)
-
-
-def _box(index: Sequence[slice], shape: tuple[int, ...]) -> tuple[float, ...]:
-    """Returns left, bottom, width and height of a part of an array, as shares of the whole.
-
-    The first dimension goes down; the others, one within the other, to the right.
-    """
-    spans = [
-        ((part.start or 0) / size, ((part.stop or size) - (part.start or 0)) / size)
-        for part, size in zip(index, shape, strict=True)
-    ] or [(0.0, 1.0)]
-    (top, height), *rest = spans
-    left, width = 0.0, 1.0
-    for start, share in rest:
-        left, width = left + width * start, width * share
-    return left, 1 - top - height, width, height
-
-
-def _ranges(devices: Sequence[int]) -> str:
-    """Returns "0-3, 6" for 0, 1, 2, 3, 6."""
-    spans: list[list[int]] = []
-    for device in sorted(devices):
-        if spans and device == spans[-1][1] + 1:
-            spans[-1][1] = device
-        else:
-            spans.append([device, device])
-    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)

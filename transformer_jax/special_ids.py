@@ -3,8 +3,6 @@
 A SentencePiece model made elsewhere may number them differently; `text.tokenizer` translates.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 PAD: Final = 0

@@ -26,6 +26,18 @@ Key = jax.Array
 Size = Any
 """A number of elements: an int, or a symbolic dimension of `jax.export`."""
 
+Hidden = Float[Array, "B T D"]
+"""Hidden states at the positions of the target, or of either side."""
+
+Memory = Float[Array, "B S D"]
+"""The encoder's output."""
+
+Heads = Float[Array, "B N T H"]
+"""Queries of all heads, or what attention returns for them."""
+
+KVHeads = Float[Array, "B G S H"]
+"""Keys, or values, each of which serves a group of query heads."""
+
 HostOrDeviceArray = Any
 """A NumPy array on the host or a `jax.Array` on devices; a batch is first one, then the other."""
 

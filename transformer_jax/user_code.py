@@ -3,8 +3,6 @@
 The names come from a command line or from Python, never from a file.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable

@@ -284,9 +284,12 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (r"kernel 'no_such:x': cannot be imported: No module named 'no_such'", {"kernel": "no_such:x"}),
     (r"kernel 'math:nothing': cannot be imported", {"kernel": "math:nothing"}),
     (r"kernel 'math:pi': is not a function", {"kernel": "math:pi"}),
-    (r"weights or None\), not tuple", {"kernel": lambda q, *_, **__: (1, q, None)}),
-    (r"not an array of \(2, 4, 20, 8\)", {"kernel": lambda q, *_, **__: q}),
-    (r"not ndarray as output", {"kernel": lambda q, *_, **__: (np.zeros(q.shape), None)}),
+    (
+        r"weights or None\), not int and \(2, 4, 20, 8\) and NoneType",
+        {"kernel": lambda q, *_, **__: (1, q, None)},
+    ),
+    (r"not \(2, 4, 20, 8\)$", {"kernel": lambda q, *_, **__: q}),
+    (r"not ndarray and NoneType", {"kernel": lambda q, *_, **__: (np.zeros(q.shape), None)}),
     (r"not \(2, 4, 20, 8\) and int", {"kernel": lambda q, *_, **__: (q, 1)}),
     (r"not \(2, 4, 20, 8\) and \(2, 4, 20, 8\)", {"kernel": lambda q, *_, **__: (q, q)}),
     (

@@ -44,8 +44,7 @@ from transformer_jax.config import (
     ModelConfig,
 )
 from transformer_jax.errors import UserError
-from transformer_jax.models.checks import check_model, check_packing
-from transformer_jax.models.make import make_model
+from transformer_jax.models.make import check_model, check_packing, make_model
 from transformer_jax.special_ids import PAD
 from transformer_jax.training.schedules import SCHEDULES
 from transformer_jax.training.step import loss_fn

@@ -1,7 +1,6 @@
 """PyTorch's attention is timed in processes of its own."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +86,7 @@ def fake_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     All gradients are that of the output."""
     (tmp_path / "torch.py").write_text(TORCH, "utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(str(tmp_path))  # which a worker inherits
 
 
 @pytest.mark.usefixtures("fake_torch")
@@ -113,7 +112,7 @@ def test_a_process_answers_until_it_ends() -> None:
         assert ask("run") == []  # a worker that has failed goes on
         ask("load", [arrays[1] * np.inf, *arrays[1:]], "cpu", "float32", "full", "forward")
         for _ in range(2):
-            with pytest.raises(RuntimeError, match="process ended with status 7"):
+            with pytest.raises(RuntimeError, match="terminated abruptly"):
                 ask("run")
 
 

@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from transformer_jax.data.buckets import Shape, batches_by_length, choose_shapes
-from transformer_jax.data.lengths import Lengths
+from transformer_jax.data.buckets import Lengths, Shape, batches_by_length, choose_shapes
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 40])

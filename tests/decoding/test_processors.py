@@ -24,8 +24,7 @@ from transformer_jax.decoding.processors import (
     top_k,
     top_p,
 )
-from transformer_jax.decoding.sampling import greedy, sample
-from transformer_jax.decoding.search import Hypotheses, Rules, Strategy, search
+from transformer_jax.decoding.search import Hypotheses, Rules, Strategy, greedy, sample, search
 from transformer_jax.special_ids import BOS, EOS, PAD
 
 pytestmark = pytest.mark.usefixtures("strict")

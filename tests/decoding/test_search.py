@@ -15,11 +15,10 @@ import pytest
 from common import build, forward, make_batch, never, shift_right, tiny
 
 from transformer_jax.decoding import search as searches
+from transformer_jax.decoding.beam import PHRASES as HOLD_PHRASES
 from transformer_jax.decoding.beam import Stop, beam_search, early_stopping, optimal_stopping
-from transformer_jax.decoding.constrained import PHRASES as HOLD_PHRASES
 from transformer_jax.decoding.processors import Sentences, gnmt, power, reward, unnormalized
-from transformer_jax.decoding.sampling import greedy
-from transformer_jax.decoding.search import Hypotheses, Rules, Strategy
+from transformer_jax.decoding.search import Hypotheses, Rules, Strategy, greedy
 from transformer_jax.special_ids import BOS, EOS, PAD, UNK
 from transformer_jax.types import Batch, LayerState
 

@@ -22,9 +22,8 @@ from transformer_jax.config import (
 from transformer_jax.decoding.strategies import Lines, make_search
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.models.checks import check_model, check_packing
 from transformer_jax.models.classifier import Classifier
-from transformer_jax.models.make import count_parameters, make_model
+from transformer_jax.models.make import check_model, check_packing, count_parameters, make_model
 from transformer_jax.special_ids import EOS
 from transformer_jax.training.setup import prepare
 from transformer_jax.training.trainer import train

@@ -24,7 +24,7 @@ from transformer_jax.decoding.scoring import Scorer
 from transformer_jax.decoding.search import Progress
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.models.checks import check_model, check_packing
+from transformer_jax.models.make import check_model, check_packing
 from transformer_jax.models.self_layers import SELF_LAYERS, SelfLayer
 from transformer_jax.parallel.mesh import make_mesh
 from transformer_jax.runs.run import Run

@@ -33,14 +33,13 @@ from transformer_jax.attention import Context, Mask
 from transformer_jax.attention.positions import sinusoids
 from transformer_jax.config import BASE, BIG, SMALL, TINY, ModelConfig
 from transformer_jax.errors import UserError
-from transformer_jax.models.checks import check_model
 from transformer_jax.models.embedding import Embedding
 from transformer_jax.models.feed_forward import ACTIVATIONS, FeedForward
 from transformer_jax.models.layers import (
     DecoderLayer,
     EncoderLayer,
 )
-from transformer_jax.models.make import count_parameters
+from transformer_jax.models.make import check_model, count_parameters
 from transformer_jax.models.transformer import Transformer
 from transformer_jax.special_ids import PAD
 from transformer_jax.types import Batch

@@ -13,7 +13,6 @@ from common import assert_gradients_close, build, loss_of, make_batch, pack, tin
 from transformer_jax.config import MeshConfig
 from transformer_jax.parallel import parameters
 from transformer_jax.parallel.compile import REPLICATED, compile_step
-from transformer_jax.parallel.kernel import shard_kernel
 from transformer_jax.parallel.mesh import (
     constrain_to,
     data_parallel_size,
@@ -21,6 +20,7 @@ from transformer_jax.parallel.mesh import (
     replicate,
     shard_batch,
 )
+from transformer_jax.parallel.model import shard_kernel
 from transformer_jax.parallel.parameters import partition_tree, shard_tree
 from transformer_jax.special_ids import PAD
 from transformer_jax.training.step import LossSums, eval_step, init_state, train_step

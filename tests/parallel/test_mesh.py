@@ -18,7 +18,6 @@ from transformer_jax.errors import UserError
 from transformer_jax.models.make import make_model
 from transformer_jax.models.parameter_paths import DIMENSIONS
 from transformer_jax.parallel.compile import compile_function
-from transformer_jax.parallel.kernel import shard_kernel
 from transformer_jax.parallel.mesh import (
     MESH_AXES,
     check_mesh,
@@ -30,6 +29,7 @@ from transformer_jax.parallel.mesh import (
     replicate,
     shard_batch,
 )
+from transformer_jax.parallel.model import shard_kernel
 from transformer_jax.parallel.parameters import MIN_SHARDED_SIZE, partition_tree, shardings
 from transformer_jax.training.optimizer import make_optimizer
 from transformer_jax.training.step import init_state

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from transformer_jax.text.windows import windows
+from transformer_jax.text.files import windows
 
 
 @pytest.mark.parametrize("kind", [iter, list])

@@ -12,7 +12,7 @@ from transformer_jax.data.buckets import Shape
 from transformer_jax.flops import count_flops
 from transformer_jax.parallel.devices import find_accelerator
 from transformer_jax.parallel.mesh import make_mesh
-from transformer_jax.training.costs import StepCosts
+from transformer_jax.training.planning import StepCosts
 from transformer_jax.training.setup import StepSetup, empty_batch, prepare_step
 
 SHAPES = (Shape(16, 24, 40), Shape(40, 64, 48))

@@ -8,8 +8,6 @@ Comments write the scores of a block as [c gq k]: c key heads, g query heads per
 and k keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,10 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from transformer_jax.attention.functional import ContextAndWeights
 from transformer_jax.attention.masks import Mask
+from transformer_jax.types import Heads, KVHeads
 
 HIDDEN_SCORE = -1e30
 """The score of a hidden key: finite, so that no difference of scores is NaN."""
@@ -35,9 +34,9 @@ class Blocks(NamedTuple):
 
 
 def blockwise(
-    query: Float[Array, "B N T H"],
-    key: Float[Array, "B G S H"],
-    value: Float[Array, "B G S H"],
+    query: Heads,
+    key: KVHeads,
+    value: KVHeads,
     mask: Mask | None = None,
     *,
     blocks: Blocks | None = None,

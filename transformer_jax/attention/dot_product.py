@@ -1,7 +1,5 @@
 """The kernels `xla` and `cudnn`: the two implementations of `jax.nn.dot_product_attention`."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import jax
@@ -11,15 +9,16 @@ from jaxtyping import Array, Float
 from transformer_jax.attention.functional import ContextAndWeights
 from transformer_jax.attention.masks import AnyMask, dense_mask
 from transformer_jax.errors import UserError
+from transformer_jax.types import Heads, KVHeads
 
 CUDNN_DTYPES = ("bfloat16", "float16")
 """Types in which cuDNN computes attention."""
 
 
 def dot_product(
-    query: Float[Array, "B N T H"],
-    key: Float[Array, "B G S H"],
-    value: Float[Array, "B G S H"],
+    query: Heads,
+    key: KVHeads,
+    value: KVHeads,
     mask: AnyMask = None,
     *,
     bias: Float[Array, "#B #N #T S"] | None = None,

@@ -1,11 +1,8 @@
 """Each kind of attention as a pure function of query, keys, values and mask.
 
 Each returns the context and the weights. Arrays may have any leading axes, which must be the same
-for all. `mask` is True where a query may attend to a key; None: everywhere. A query that may attend
-to no key has weights and context 0.
+for all. A query that may attend to no key has weights and context 0.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,9 +12,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from transformer_jax.attention.masks import Mask
-from transformer_jax.attention.scores import dot, scaled_dot
+from transformer_jax.attention.scores import Keys, Matrix, Queries, Vector, Weights, dot, scaled_dot
 from transformer_jax.errors import UserError
 from transformer_jax.types import Key
+
+Visible = Bool[Array, "..."] | None
+"""True where a query may attend to a key; None: everywhere."""
 
 ScoreFn = Callable[[Array, Array], Array]
 """A function (query [..., T, H], keys [..., S, H]) -> scores [..., T, S] as in scores.py."""
@@ -26,13 +26,11 @@ ScoreFn = Callable[[Array, Array], Array]
 class ContextAndWeights(NamedTuple):
     """Each query's weighted sum of the values, and the attention weights."""
 
-    context: Float[Array, "*B T H"]
+    context: Queries
     weights: Float[Array, "*B T S"] | None  # None: a kernel that does not compute them
 
 
-def masked_softmax(
-    scores: Float[Array, "*B T S"], mask: Bool[Array, "..."] | None
-) -> Float[Array, "*B T S"]:
+def masked_softmax(scores: Weights, mask: Visible) -> Weights:
     """Returns the softmax in float32 over the unmasked keys; 0 for queries without any."""
     scores = scores.astype(jnp.float32)
     if mask is None:
@@ -41,20 +39,13 @@ def masked_softmax(
     return jnp.where(jnp.any(mask, axis=-1, keepdims=True), weights, 0)
 
 
-def weighted_sum(
-    weights: Float[Array, "*B T S"], values: Float[Array, "*B S H"]
-) -> Float[Array, "*B T H"]:
+def weighted_sum(weights: Weights, values: Keys) -> Queries:
     """Returns Σₛ weightsₛ · valuesₛ in the type of the values."""
     return jnp.einsum("...ts,...sh->...th", weights.astype(values.dtype), values)
 
 
 def soft_attention(
-    query: Float[Array, "*B T H"],
-    keys: Float[Array, "*B S H"],
-    values: Float[Array, "*B S H"],
-    mask: Bool[Array, "..."] | None = None,
-    *,
-    score: ScoreFn = scaled_dot,
+    query: Queries, keys: Keys, values: Keys, mask: Visible = None, *, score: ScoreFn = scaled_dot
 ) -> ContextAndWeights:
     """Returns soft attention: weights softmax(score(q, k)) over all keys.
 
@@ -65,18 +56,16 @@ def soft_attention(
     return ContextAndWeights(weighted_sum(weights, values), weights)
 
 
-def plain_self_attention(
-    x: Float[Array, "*B S H"], mask: Bool[Array, "..."] | None = None
-) -> ContextAndWeights:
+def plain_self_attention(x: Keys, mask: Visible = None) -> ContextAndWeights:
     """Returns softmax(x·x) x: the mean of similar vectors, without parameters."""
     return soft_attention(x, x, x, mask, score=dot)
 
 
 def hard_attention(
-    query: Float[Array, "*B T H"],
-    keys: Float[Array, "*B S H"],
-    values: Float[Array, "*B S H"],
-    mask: Bool[Array, "..."] | None = None,
+    query: Queries,
+    keys: Keys,
+    values: Keys,
+    mask: Visible = None,
     *,
     score: ScoreFn = scaled_dot,
     key: Key | None = None,
@@ -91,10 +80,10 @@ def hard_attention(
 
 
 def gumbel_attention(
-    query: Float[Array, "*B T H"],
-    keys: Float[Array, "*B S H"],
-    values: Float[Array, "*B S H"],
-    mask: Bool[Array, "..."] | None = None,
+    query: Queries,
+    keys: Keys,
+    values: Keys,
+    mask: Visible = None,
     *,
     score: ScoreFn = scaled_dot,
     key: Key | None = None,
@@ -117,7 +106,7 @@ def gumbel_attention(
     return ContextAndWeights(weighted_sum(weights, values), weights)
 
 
-def one_hot_choice(weights: Float[Array, "*B T S"], key: Key | None) -> Float[Array, "*B T S"]:
+def one_hot_choice(weights: Weights, key: Key | None) -> Weights:
     """Returns one-hot weights: a key sampled with probability `weights`; the largest without `key`.
 
     They are 0 for a query whose weights are all 0.
@@ -132,10 +121,10 @@ def one_hot_choice(weights: Float[Array, "*B T S"], key: Key | None) -> Float[Ar
 
 
 def local_m_attention(
-    query: Float[Array, "*B T H"],
-    keys: Float[Array, "*B S H"],
-    values: Float[Array, "*B S H"],
-    mask: Bool[Array, "..."] | None = None,
+    query: Queries,
+    keys: Keys,
+    values: Keys,
+    mask: Visible = None,
     *,
     window: int,
     score: ScoreFn = scaled_dot,
@@ -150,10 +139,10 @@ def local_m_attention(
 
 
 def local_p_attention(
-    query: Float[Array, "*B T H"],
-    keys: Float[Array, "*B S H"],
-    values: Float[Array, "*B S H"],
-    mask: Bool[Array, "..."] | None = None,
+    query: Queries,
+    keys: Keys,
+    values: Keys,
+    mask: Visible = None,
     *,
     center: Float[Array, "*B T"],
     window: int,
@@ -183,10 +172,10 @@ def _at_least_one(window: int) -> int:
 
 
 def predicted_center(
-    query: Float[Array, "*B T H"],
+    query: Queries,
     lengths: Float[Array, "..."],  # broadcasts to [*B, T]
-    w: Float[Array, "*N H H"],
-    v: Float[Array, "*N H"],
+    w: Matrix,
+    v: Vector,
 ) -> Float[Array, "*B T"]:
     """Returns p = S · sigmoid(v·tanh(W q)) in a sentence of length S (Luong et al. 2015, eq. 9)."""
     # In float32: bfloat16 has too few bits for a position in a long sentence.
@@ -196,10 +185,10 @@ def predicted_center(
 
 
 def latent_attention(
-    query: Float[Array, "*B T H"],
-    keys: Float[Array, "*B S H"],
-    values: Float[Array, "*B S H"],
-    mask: Bool[Array, "..."] | None = None,
+    query: Queries,
+    keys: Keys,
+    values: Keys,
+    mask: Visible = None,
     *,
     active: Float[Array, "*B S S"],
     score: ScoreFn = scaled_dot,

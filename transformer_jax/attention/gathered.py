@@ -4,8 +4,6 @@ Predicted positions may lie anywhere, so that neighboring queries do not share b
 blockwise.py. Windows are gathered for one chunk of queries at a time.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -59,14 +57,11 @@ def local_p_gathered(
     begin = jnp.clip(begin, 0, keys.shape[2] - width)
     first, length = (jnp.broadcast_to(x[:, None], begin.shape) for x in (first, length))
     attention = partial(_attend, window)
-    queries = jax.tree.map(_length_first, _Queries(query, center))
-    spans = jax.tree.map(_length_first, _Spans(first, length, begin))
+    length_first = partial(jnp.moveaxis, source=2, destination=0)
+    queries = jax.tree.map(length_first, _Queries(query, center))
+    spans = jax.tree.map(length_first, _Spans(first, length, begin))
     context: Any = _in_windows(score, queries, (keys, values), spans, attention, width)
     return jnp.moveaxis(context, 0, 2)
-
-
-def _length_first(x: Float[Array, "B N T *H"] | Int[Array, "B N T"]) -> Array:
-    return jnp.moveaxis(x, 2, 0)
 
 
 def _attend(
@@ -88,18 +83,6 @@ def _attend(
         score=score,
     )
     return context[..., 0, :]
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _in_windows(
-    score: Partial,
-    queries: _Queries,
-    keys: tuple[Array, Array],
-    spans: _Spans,
-    attention: Any,
-    width: int,
-) -> Float[Array, "T B N H"]:
-    return _forward(score, queries, keys, spans, attention, width)[0]
 
 
 def _forward(
@@ -143,6 +126,11 @@ def _backward(attention: Any, width: int, residuals: tuple[Any, ...], gradient: 
     return d_score, _join(d_queries, queries), d_keys, None
 
 
+def _context(*arguments: Any) -> Float[Array, "T B N H"]:
+    return _forward(*arguments)[0]
+
+
+_in_windows = jax.custom_vjp(_context, nondiff_argnums=(4, 5))
 _in_windows.defvjp(_forward, _backward)
 
 

@@ -6,8 +6,6 @@ are up to four times faster than with length before heads.
 To add a kernel, write a file with its function and list it in `KERNELS`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +22,7 @@ from transformer_jax.attention.pallas import pallas
 from transformer_jax.attention.reference import reference
 from transformer_jax.config import did_you_mean
 from transformer_jax.errors import UserError
+from transformer_jax.types import Heads, KVHeads
 from transformer_jax.user_code import is_function_name, load_function
 
 FEATURES = {
@@ -128,9 +127,9 @@ def has_weights(kernel: AnyKernel) -> bool:
 
 
 def attend(
-    query: Float[Array, "B N T H"],
-    key: Float[Array, "B G S H"],
-    value: Float[Array, "B G S H"],
+    query: Heads,
+    key: KVHeads,
+    value: KVHeads,
     mask: AnyMask = None,
     *,
     bias: Float[Array, "#B #N #T S"] | None = None,
@@ -183,24 +182,18 @@ def _needs(mask: AnyMask, *, bias: bool, dropout: bool) -> frozenset[str]:
 
 def _checked(name: str, result: Any, query: Array, key: Array) -> ContextAndWeights:
     """Returns a kernel's result. UserError: it is not an output with attention weights or None."""
-    match result:
-        case (jax.Array() as output, (jax.Array() | None) as weights) if (
-            output.shape == query.shape
-            and (weights is None or weights.shape == (*query.shape[:3], key.shape[2]))
-        ):
-            return ContextAndWeights(output, weights)
-        case (jax.Array() as output, other):
-            returned = f"{output.shape} and {getattr(other, 'shape', type(other).__name__)}"
-        case (other, _):
-            returned = f"{type(other).__name__} as output"
-        case jax.Array() as other:
-            returned = f"an array of {other.shape}"
-        case other:
-            returned = type(other).__name__
-    raise UserError(
-        f"kernel {name!r}: must return (JAX array of {query.shape}, weights or None), "
-        f"not {returned}"
-    )
+
+    def describe(x: Any) -> Any:
+        return x.shape if isinstance(x, jax.Array) else type(x).__name__
+
+    returned = [describe(x) for x in (result if isinstance(result, tuple) else [result])]
+    weights = (*query.shape[:3], key.shape[2])
+    if returned not in ([query.shape, "NoneType"], [query.shape, weights]):
+        raise UserError(
+            f"kernel {name!r}: must return (JAX array of {query.shape}, weights or None), "
+            f"not {' and '.join(map(str, returned))}"
+        )
+    return ContextAndWeights(*result)
 
 
 def choose(

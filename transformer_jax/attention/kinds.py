@@ -1,7 +1,5 @@
 """Implements the kinds of attention that a model's config can name, with their parameters."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,9 +16,9 @@ from transformer_jax.attention.gathered import local_p_gathered
 from transformer_jax.attention.masks import Mask, dense_mask
 from transformer_jax.attention.reinforce import reinforce, reinforce_to_go
 from transformer_jax.attention.scores import SCORES
-from transformer_jax.config import OR_YOUR_OWN, AttentionConfig, did_you_mean
+from transformer_jax.config import AttentionConfig, look_up
 from transformer_jax.errors import UserError
-from transformer_jax.types import AuxiliaryLoss, Key, Size
+from transformer_jax.types import AuxiliaryLoss, Heads, Key, KVHeads, Size
 
 
 def _no_parameters(name: str, *_: Any) -> Any:
@@ -30,9 +28,9 @@ def _no_parameters(name: str, *_: Any) -> Any:
 class AttentionInputs(NamedTuple):
     """Inputs of a kind of attention."""
 
-    query: Float[Array, "B N T H"]
-    key: Float[Array, "B G S H"]  # G may be smaller than N
-    value: Float[Array, "B G S H"]
+    query: Heads
+    key: KVHeads  # G may be smaller than N
+    value: KVHeads
     mask: Mask
     bias: Float[Array, "#B #N #T S"] | None  # added to the scores
     config: AttentionConfig
@@ -43,7 +41,7 @@ class AttentionInputs(NamedTuple):
     last_layer: bool  # of a kind that only one layer has: whether it is the last of its stack
     param: Callable[..., Any] = _no_parameters  # (name, initializer, shape): a parameter
 
-    def repeat_heads(self, x: Float[Array, "B G S H"]) -> Float[Array, "B N S H"]:
+    def repeat_heads(self, x: KVHeads) -> Float[Array, "B N S H"]:
         """Returns keys or values repeated to the number of query heads."""
         return jnp.repeat(x, self.query.shape[1] // x.shape[1], axis=1)
 
@@ -97,7 +95,7 @@ def _biased(compare: Partial, bias: Array, query: Array, keys: Array) -> Array:
 class AttentionOutput(NamedTuple):
     """Output of a kind of attention."""
 
-    context: Float[Array, "B N T H"]
+    context: Heads
     weights: Float[Array, "B N T S"] | None
     losses: Mapping[str, AuxiliaryLoss] = {}  # by name; added to the training loss
     metrics: Mapping[str, Float[Array, "B T"]] = {}  # by name, one per query; means are reported
@@ -304,7 +302,4 @@ def register_kind(label: str, kind: Kind | Callable[[AttentionInputs], Attention
 
 def find_kind(role: str, label: str) -> Kind:
     """Returns the kind of that label. UserError: it is unknown; the message names `role`."""
-    if label not in KINDS:
-        hint = did_you_mean(label, KINDS) + OR_YOUR_OWN
-        raise UserError(f"model.{role}.kind={label!r}: unknown{hint}")
-    return KINDS[label]
+    return look_up(KINDS, label, f"model.{role}.kind")

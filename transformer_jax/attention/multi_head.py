@@ -18,7 +18,17 @@ from transformer_jax.config import AttentionConfig, ModelConfig
 from transformer_jax.dense import dense
 from transformer_jax.dropout import dropout
 from transformer_jax.errors import UserError
-from transformer_jax.types import Auxiliary, Constrain, Key, LayerState, Size, unconstrained
+from transformer_jax.types import (
+    Auxiliary,
+    Constrain,
+    Heads,
+    Hidden,
+    Key,
+    KVHeads,
+    LayerState,
+    Size,
+    unconstrained,
+)
 
 HEADS = ("batch", "heads", "length", None)
 """Logical names of the dimensions of queries, keys and values."""
@@ -40,8 +50,8 @@ class Context(NamedTuple):
 class KeysValues(NamedTuple):
     """Keys and values that queries attend to."""
 
-    key: Float[Array, "B G S H"]
-    value: Float[Array, "B G S H"]
+    key: KVHeads
+    value: KVHeads
 
 
 class KVCache(NamedTuple):
@@ -103,21 +113,26 @@ class MultiHeadAttention(nn.Module):
         self, x: Float[Array, "B S D"], positions: Int[Array, "#B S"] | None = None
     ) -> KeysValues:
         """Returns the keys and values of `x`; `positions` rotate the keys."""
+        return KeysValues(self._heads("key", x, positions), self._heads("value", x))
+
+    def _heads(self, layer: str, x: Hidden, positions: Int[Array, "#B T"] | None = None) -> Heads:
+        """Returns the heads of `x`, projected by a dense layer if the kind has projections;
+        `positions` rotate them."""
         if not self.kind.projections:
-            heads = self._split_heads(x)
-            return KeysValues(heads, heads)
-        key, value = self.key(x).swapaxes(1, 2), self.value(x).swapaxes(1, 2)
-        key = self._rotated(key, positions)
-        return KeysValues(self.constrain(key, HEADS), self.constrain(value, HEADS))
+            return x.reshape(*x.shape[:2], self.config.heads, -1).swapaxes(1, 2)
+        heads = getattr(self, layer)(x).swapaxes(1, 2)
+        if positions is not None and self.config.positions == "rotary":
+            heads = rotate(heads, positions)
+        return self.constrain(heads, HEADS)
 
     @nn.compact  # for the parameters of kinds
     def __call__(
         self,
-        x: Float[Array, "B T D"],
+        x: Hidden,
         context: Context,
         rng: Key | None = None,
         keys_values: KeysValues | None = None,
-    ) -> tuple[Float[Array, "B T D"], Auxiliary]:
+    ) -> tuple[Hidden, Auxiliary]:
         """Returns the output and the auxiliary values of the kind of attention.
 
         rng: of attention dropout and of sampled choices; None: evaluation. keys_values: what `x`
@@ -125,7 +140,7 @@ class MultiHeadAttention(nn.Module):
         """
         if keys_values is None:
             keys_values = self.project(x, context.positions)
-        query = self._query(x, context.positions)
+        query = self._heads("query", x, context.positions)
         rate = self.config.attention_dropout
         drop = None if rng is None or rate == 0 else partial(dropout, rate=rate, key=rng)
         inputs = AttentionInputs(
@@ -177,14 +192,6 @@ class MultiHeadAttention(nn.Module):
         value = jnp.pad(value, ((0, 0), (0, 0), (0, more), (0, 0)))
         return LayerState(KVCache(key, value), ())
 
-    def _query(
-        self, x: Float[Array, "B T D"], positions: Int[Array, "#B T"] | None
-    ) -> Float[Array, "B N T H"]:
-        if not self.kind.projections:
-            return self._split_heads(x)
-        query = self._rotated(self.query(x).swapaxes(1, 2), positions)
-        return self.constrain(query, HEADS)
-
     def _checked(self, output: Any, query: Array) -> AttentionOutput:
         """Returns `output`. UserError: a user's kind has returned something else."""
         context = getattr(output, "context", output)
@@ -195,14 +202,3 @@ class MultiHeadAttention(nn.Module):
                 f"with a context of {query.shape}, not {returned}"
             )
         return output
-
-    def _rotated(
-        self, x: Float[Array, "B N T H"], positions: Int[Array, "#B T"] | None
-    ) -> Float[Array, "B N T H"]:
-        if positions is None or self.config.positions != "rotary":
-            return x
-        return rotate(x, positions)
-
-    def _split_heads(self, x: Float[Array, "B T D"]) -> Float[Array, "B N T H"]:
-        heads = (self.config.heads, self.config.head_size)
-        return x.reshape(*x.shape[:2], *heads).swapaxes(1, 2)

@@ -1,21 +1,16 @@
 """The kernel `pallas`: JAX's flash attention for TPUs."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from transformer_jax.attention.functional import ContextAndWeights
 from transformer_jax.attention.masks import Mask
 from transformer_jax.errors import UserError
-from transformer_jax.types import Size
+from transformer_jax.types import Heads, KVHeads, Size
 
 
 def pallas(
-    query: Float[Array, "B N T H"],
-    key: Float[Array, "B G S H"],
-    value: Float[Array, "B G S H"],
-    mask: Mask | None = None,
+    query: Heads, key: KVHeads, value: KVHeads, mask: Mask | None = None
 ) -> ContextAndWeights:
     """Returns the output of JAX's flash attention, and None for the weights."""
     from jax.experimental.pallas.ops.tpu import flash_attention as tpu  # slow to import
@@ -30,12 +25,7 @@ def pallas(
     )
     try:
         output = tpu.flash_attention(
-            query,
-            key,
-            value,
-            segment_ids=segments,
-            causal=mask.causal,
-            sm_scale=head_size**-0.5,
+            query, key, value, segment_ids=segments, causal=mask.causal, sm_scale=head_size**-0.5
         )
     except (NotImplementedError, ValueError) as error:  # lengths that its blocks do not divide
         raise UserError(f"kernel pallas: {error}; use xla") from error

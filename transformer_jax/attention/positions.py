@@ -1,7 +1,5 @@
 """Position encodings: sinusoids, rotary queries and keys, and biases added to the scores."""
 
-from __future__ import annotations
-
 import math
 
 import flax.linen as nn
@@ -10,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.types import Heads
 
 
 def sinusoids(length: int, d_model: int, layout: str = "interleaved") -> np.ndarray:
@@ -28,7 +27,7 @@ def position_table(config: ModelConfig) -> Float[np.ndarray, "T D"]:
     return sinusoids(config.max_length, config.d_model, config.position_layout)
 
 
-def rotate(x: Float[Array, "B N T H"], positions: Int[Array, "#B T"]) -> Float[Array, "B N T H"]:
+def rotate(x: Heads, positions: Int[Array, "#B T"]) -> Heads:
     """Rotates each pair of columns (2i, 2i+1) by the angle position · 10000^(-2i/H).
 
     The product of a query and a key then depends on their positions only through the distance

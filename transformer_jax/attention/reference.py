@@ -1,7 +1,5 @@
 """The kernel `reference`: the formula of attention, with every feature."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -9,12 +7,13 @@ from jaxtyping import Array, Float
 
 from transformer_jax.attention.functional import ContextAndWeights, masked_softmax, weighted_sum
 from transformer_jax.attention.masks import AnyMask, dense_mask
+from transformer_jax.types import Heads, KVHeads
 
 
 def reference(
-    query: Float[Array, "B N T H"],
-    key: Float[Array, "B G S H"],
-    value: Float[Array, "B G S H"],
+    query: Heads,
+    key: KVHeads,
+    value: KVHeads,
     mask: AnyMask = None,
     *,
     bias: Float[Array, "#B #N #T S"] | None = None,

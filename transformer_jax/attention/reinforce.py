@@ -3,8 +3,6 @@
 Williams 1992; Xu et al. 2015, section 4.1.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -22,7 +20,7 @@ def reinforce(
     baseline is its running mean, `averages["log_likelihood"]`. Use this for choices in the last
     layer, which change the prediction of their own token only.
     """
-    return _surrogate(log_probability, entropy, _gain(outcome), outcome)
+    return _surrogate(log_probability, entropy, outcome, to_go=False)
 
 
 def reinforce_to_go(
@@ -32,21 +30,18 @@ def reinforce_to_go(
 
     Use this for choices in a layer below the last, which change later tokens too.
     """
-    gain = _gain(outcome)
-    gain = jnp.cumsum(gain[:, ::-1], axis=1)[:, ::-1]
-    return _surrogate(log_probability, entropy, gain, outcome)
-
-
-def _gain(outcome: Outcome) -> Float[Array, "B T"]:
-    gain = outcome.log_likelihood - outcome.averages["log_likelihood"]
-    return jax.lax.stop_gradient(jnp.where(outcome.is_token, gain, 0))
+    return _surrogate(log_probability, entropy, outcome, to_go=True)
 
 
 def _surrogate(
     log_probability: Float[Array, "B T"],
     entropy: Float[Array, "B T"],
-    gain: Float[Array, "B T"],
     outcome: Outcome,
+    to_go: bool,
 ) -> Float[Array, ""]:
+    gain = outcome.log_likelihood - outcome.averages["log_likelihood"]
+    gain = jax.lax.stop_gradient(jnp.where(outcome.is_token, gain, 0))
+    if to_go:  # the sum of a token's gain and all later ones
+        gain = jnp.cumsum(gain[:, ::-1], axis=1)[:, ::-1]
     total = -jnp.sum(jnp.where(outcome.is_token, gain * log_probability + entropy, 0))
     return total - jax.lax.stop_gradient(total)

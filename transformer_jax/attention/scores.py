@@ -6,8 +6,6 @@ to the type of the query; the scores are in float32.
 To add a score function for layers, write its `prepare` function and list it in `SCORES`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,18 +13,24 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.config import OR_YOUR_OWN, did_you_mean
-from transformer_jax.errors import UserError
+from transformer_jax.config import look_up
+
+Queries = Float[Array, "*B T H"]
+Keys = Float[Array, "*B S H"]
+"""Keys, or values."""
+Weights = Float[Array, "*B T S"]
+"""Scores, or attention weights."""
+Matrix = Float[Array, "*N H H"]
+Vector = Float[Array, "*N H"]
+"""Parameters of each head."""
 
 
-def dot(query: Float[Array, "*B T H"], keys: Float[Array, "*B S H"]) -> Float[Array, "*B T S"]:
+def dot(query: Queries, keys: Keys) -> Weights:
     """Returns q·k (Luong et al. 2015, section 3.1)."""
     return jnp.einsum("...th,...sh->...ts", query, keys, preferred_element_type=jnp.float32)
 
 
-def scaled_dot(
-    query: Float[Array, "*B T H"], keys: Float[Array, "*B S H"]
-) -> Float[Array, "*B T S"]:
+def scaled_dot(query: Queries, keys: Keys) -> Weights:
     """Returns q·k / √H (Vaswani et al. 2017, section 3.2.1).
 
     The scale keeps the softmax from saturating.
@@ -34,20 +38,12 @@ def scaled_dot(
     return dot(query, keys) * query.shape[-1] ** -0.5
 
 
-def general(
-    query: Float[Array, "*B T H"], keys: Float[Array, "*B S H"], w: Float[Array, "*N H H"]
-) -> Float[Array, "*B T S"]:
+def general(query: Queries, keys: Keys, w: Matrix) -> Weights:
     """Returns q W k (Luong et al. 2015, section 3.1)."""
     return dot(_project(query, w), keys)
 
 
-def additive(
-    query: Float[Array, "*B T H"],
-    keys: Float[Array, "*B S H"],
-    w: Float[Array, "*N H H"],
-    u: Float[Array, "*N H H"],
-    v: Float[Array, "*N H"],
-) -> Float[Array, "*B T S"]:
+def additive(query: Queries, keys: Keys, w: Matrix, u: Matrix, v: Vector) -> Weights:
     """Returns v·tanh(W q + U k) (Bahdanau et al. 2015, appendix A.1.2).
 
     Needs memory for T · S · H elements.
@@ -55,9 +51,7 @@ def additive(
     return added(_project(query, w), _project(keys, u), v)
 
 
-def added(
-    query: Float[Array, "*B T H"], keys: Float[Array, "*B S H"], v: Float[Array, "*N H"]
-) -> Float[Array, "*B T S"]:
+def added(query: Queries, keys: Keys, v: Vector) -> Weights:
     """Returns v·tanh(q + k): the `additive` score of projected queries and keys."""
     hidden = jnp.tanh(query[..., :, None, :] + keys[..., None, :, :])
     v = v.astype(hidden.dtype)
@@ -65,21 +59,19 @@ def added(
 
 
 def location(
-    query: Float[Array, "*B T H"],
-    key_positions: Int[Array, "*C S"],
-    w: Float[Array, "*N H P"],
-) -> Float[Array, "*B T S"]:
+    query: Queries, key_positions: Int[Array, "*C S"], w: Float[Array, "*N H P"]
+) -> Weights:
     """Returns (W q)ₛ for position s, regardless of the key there (Luong et al. 2015, eq. 8)."""
     return dot(query, _location_keys(query, key_positions, w))
 
 
-def _project(x: Float[Array, "*B T H"], w: Float[Array, "*N H H"]) -> Float[Array, "*B T H"]:
+def _project(x: Queries, w: Matrix) -> Queries:
     return x @ w.astype(x.dtype)
 
 
 def _location_keys(
-    query: Float[Array, "*B T H"], positions: Int[Array, "*C S"], w: Float[Array, "*N H P"]
-) -> Float[Array, "*B S H"]:
+    query: Queries, positions: Int[Array, "*C S"], w: Float[Array, "*N H P"]
+) -> Keys:
     """Returns the column of `w` of each position, for each of the query's leading axes."""
     axes = query.ndim - 2
     w = jnp.expand_dims(w, range(axes + 2 - w.ndim))
@@ -140,7 +132,4 @@ SCORES: dict[str, Score] = {
 
 def find_score(field: str, name: str) -> Score:
     """Returns the score function `name`. UserError: it is unknown; the message names `field`."""
-    if name not in SCORES:
-        hint = did_you_mean(name, SCORES) + OR_YOUR_OWN
-        raise UserError(f"model.{field}.score={name!r}: unknown{hint}")
-    return SCORES[name]
+    return look_up(SCORES, name, f"model.{field}.score")

@@ -3,8 +3,6 @@
 Arrays are [B, N, T, H], as `attend` receives them in the model.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time

@@ -1,7 +1,5 @@
 """Reports on the benchmark of attention: table lines, a summary, a result file and its plot."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attention and its gradients by the formulas, in float64 with NumPy: what is right."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

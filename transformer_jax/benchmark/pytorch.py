@@ -1,21 +1,17 @@
 """PyTorch's attention as a peer, in processes of its own, where no other library's threads run.
 
-    python -m transformer_jax.benchmark.pytorch
-
-is such a process: it reads calls of `Attention` from standard input and writes their results to
-standard output. Imports no JAX.
+Imports no JAX, which such a process would otherwise import, too.
 """
-
-from __future__ import annotations
 
 import contextlib
 import importlib
 import importlib.util
 import os
-import pickle
-import subprocess
+import signal
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -48,35 +44,17 @@ def workers(platform: str) -> Iterator[dict[str, Worker]]:
 def worker(environment: dict[str, str]) -> Iterator[Worker]:
     """Starts a process that ends with the context. Its calls raise RuntimeError if they fail, or if
     the process has ended."""
-    inherited = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "transformer_jax.benchmark.pytorch"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=inherited | environment,
-        start_new_session=True,  # Ctrl-C is for the parent alone, which then stops it
-    )
-    requests, replies = process.stdin, process.stdout
-    assert requests is not None and replies is not None
-
-    def ask(method: str, *arguments: Any) -> Any:
+    ignored = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent alone, which then ends it
+    with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, ignored) as pool:
+        inherited = dict(os.environ)
+        os.environ.pop("GLIBC_TUNABLES", None)
+        os.environ.update(environment)
         try:
-            pickle.dump((method, arguments), requests)
-            requests.flush()
-            reply = pickle.load(replies)
-        except (EOFError, OSError, pickle.UnpicklingError):
-            status = process.wait()
-            raise RuntimeError(f"PyTorch's process ended with status {status}") from None
-        if isinstance(reply, RuntimeError):
-            raise reply
-        return reply
-
-    try:
-        yield ask
-    finally:
-        process.terminate()
-        with contextlib.suppress(BrokenPipeError):
-            process.communicate()
+            pool.submit(_call, "unload").result()  # the process starts, with this environment
+        finally:
+            os.environ.clear()
+            os.environ.update(inherited)
+        yield lambda method, *arguments: pool.submit(_call, method, *arguments).result()
 
 
 class Attention:
@@ -127,20 +105,12 @@ class Attention:
         give_memory_back()
 
 
-def main() -> None:
-    """Answers calls until the stream ends, and sends what libraries print to standard error."""
-    attention = Attention()
-    with os.fdopen(os.dup(1), "wb") as replies, contextlib.suppress(EOFError):
-        os.dup2(2, 1)
-        while True:
-            method, arguments = pickle.load(sys.stdin.buffer)
-            try:
-                reply = getattr(attention, method)(*arguments)
-            except Exception as error:
-                reply = RuntimeError(str(error))
-            pickle.dump(reply, replies)
-            replies.flush()
+_ATTENTION = Attention()
 
 
-if __name__ == "__main__":
-    main()
+def _call(method: str, *arguments: Any) -> Any:
+    """Calls a method in the worker's process. RuntimeError: it fails, whatever the error."""
+    try:
+        return getattr(_ATTENTION, method)(*arguments)
+    except Exception as error:
+        raise RuntimeError(str(error)) from None

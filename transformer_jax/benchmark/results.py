@@ -1,7 +1,5 @@
 """Writes and reads result files: JSON with a header that says how, where and with what code."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

@@ -1,7 +1,5 @@
 """What the benchmark of attention measures. Does not import JAX, so that `--help` stays fast."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -4,8 +4,6 @@
 the defaults of the fields come from the config file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """The command `bench attention`."""
 
-from __future__ import annotations
-
 import sys
 
 from transformer_jax.benchmark import attention_report

@@ -1,13 +1,12 @@
 """The commands and their options. Docstrings are the help that users read.
 
-To add a command, write its options here, with a method `execute` that calls a function of a module
-in this package, and add them to `COMMANDS`. The method imports the module, so that `--help` needs
+To add a command, write its options here, with the function of a module in this package that runs
+it, and add them to `COMMANDS`. The module is imported when the command runs, so that `--help` needs
 no JAX.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -27,6 +26,9 @@ def several(metavar: str, **more: Any) -> Any:
 class Options:
     """Options of every command."""
 
+    function: ClassVar[str] = ""
+    """MODULE:FUNCTION of this package that runs the command, called with the options and, if
+    `takes_config`, with the arguments of the config."""
     takes_config: ClassVar[bool] = False
     """Whether the command takes `--config` and `--config.FIELD`."""
     short: ClassVar[tuple[str, ...]] = ()
@@ -37,7 +39,9 @@ class Options:
 
     def execute(self, config: ConfigArguments) -> None:
         """Runs the command."""
-        raise NotImplementedError
+        module, _, function = self.function.partition(":")
+        run = getattr(import_module(f"transformer_jax.cli.{module}"), function)
+        run(self, *([config] if self.takes_config else []))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +73,7 @@ class Train(ProcessOptions, ModelOptions):
     Any field of the config can follow: --config.model.layers=4 (all of them: --help-config).
     """
 
+    function = "train:run"
     takes_config = True
 
     run: Annotated[str, arg(metavar="PATH")]
@@ -85,11 +90,6 @@ class Train(ProcessOptions, ModelOptions):
     """Number of steps to trace into RUN/profile."""
     tensorboard: bool = False
     """Write TensorBoard events into RUN/tensorboard."""
-
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli.train import run
-
-        run(self, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +117,7 @@ class Translate(SearchOptions):
     echo "The old book." | transformer-jax translate --run=runs/quickstart
     """
 
+    function = "translate:translate"
     short = ("alpha", "penalty", "n-best")
 
     beam: Annotated[int | None, arg(metavar="N")] = None
@@ -134,11 +135,6 @@ class Translate(SearchOptions):
     json: bool = False
     """Write a JSON object for each line."""
 
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli.translate import run
-
-        run(self, config)
-
 
 @dataclass(frozen=True, kw_only=True)
 class BackTranslate(SearchOptions):
@@ -147,17 +143,14 @@ class BackTranslate(SearchOptions):
     transformer-jax back-translate --run=runs/de_en --text=x.de --pairs=a.en,a.de --output=x.tsv
     """
 
+    function = "translate:back_translate"
+
     text: Annotated[str, arg(metavar="FILE")]
     """Text in the target language; -: standard input."""
     pairs: Annotated[str, arg(metavar="CORPUS")]
     """Pairs that tell the direction."""
     output: Annotated[str, arg(metavar="FILE")]
     """Pairs to write: source, tab, target."""
-
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli.back_translate import run
-
-        run(self, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +168,7 @@ class Evaluate(PairOptions):
     transformer-jax evaluate --run=runs/quickstart --data grammar:test
     """
 
+    function = "evaluate:run"
     short = ("penalty",)
 
     language: Annotated[str | None, arg(metavar="CODE")] = None
@@ -192,11 +186,6 @@ class Evaluate(PairOptions):
     json: bool = False
     """Print the scores as JSON."""
 
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli.evaluate import run
-
-        run(self, config)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Score(PairOptions):
@@ -205,13 +194,10 @@ class Score(PairOptions):
     transformer-jax score --run=runs/quickstart --data test.en,test.de
     """
 
+    function = "translate:score"
+
     json: bool = False
     """Write a JSON object for each pair, with its tokens."""
-
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli.pairs import score
-
-        score(self, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,15 +207,12 @@ class Align(PairOptions):
     transformer-jax align --run=runs/quickstart --data test.en,test.de --layer 2
     """
 
+    function = "translate:align"
+
     layer: Annotated[tuple[str, ...], several("LAYER[.HEAD]")] = ()
     """Layers or heads to average; default: all."""
     pieces: bool = False
     """Align the pieces of words."""
-
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli.pairs import align
-
-        align(self, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,6 +221,8 @@ class Attention(SearchOptions):
 
     transformer-jax attention --run=runs/quickstart -o view.html "The old teacher buys a book."
     """
+
+    function = "pictures:attention"
 
     sentence: Annotated[str, Positional]
     """Text of the source."""
@@ -250,11 +235,6 @@ class Attention(SearchOptions):
     layer: Annotated[str | None, arg(metavar="LAYER[.HEAD]")] = None
     """From 0; default: the last."""
 
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli.pictures import attention
-
-        attention(self, config)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plot(Options):
@@ -262,6 +242,8 @@ class Plot(Options):
 
     transformer-jax plot --output=curves.svg runs/quickstart runs/mine
     """
+
+    function = "pictures:plot"
 
     sources: Annotated[tuple[str, ...], Positional, several("RUN|FILE")]
     """Runs, or results/NAME.json."""
@@ -272,11 +254,6 @@ class Plot(Options):
         if not self.sources:
             raise UserError("plot: name a run, or a result file")
 
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli.pictures import plot
-
-        plot(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Average(Options):
@@ -284,6 +261,8 @@ class Average(Options):
 
     transformer-jax average --run=runs/base --last 5 --out=runs/base-average
     """
+
+    function = "export:average"
 
     run: Annotated[str, arg(metavar="PATH")]
     """Folder of the run."""
@@ -294,11 +273,6 @@ class Average(Options):
     steps: Annotated[tuple[int, ...], several("STEP")] = ()
     """Steps of the checkpoints, instead of the newest."""
 
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli.average import run
-
-        run(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Export(ModelOptions):
@@ -306,6 +280,8 @@ class Export(ModelOptions):
 
     transformer-jax export --run=runs/quickstart --format ctranslate2 --out=quickstart-ct2
     """
+
+    function = "export:export"
 
     run: Annotated[str, arg(metavar="PATH")]
     """Folder of the run."""
@@ -316,11 +292,6 @@ class Export(ModelOptions):
     step: Annotated[int | None, arg(metavar="N")] = None
     """Checkpoint; default: the best one."""
 
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli.export import run
-
-        run(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Inspect(ModelOptions):
@@ -329,6 +300,7 @@ class Inspect(ModelOptions):
     transformer-jax inspect --config=configs/quickstart.py --devices 8 --config.mesh.fsdp=4
     """
 
+    function = "inspect:run"
     takes_config = True
 
     run: Annotated[str | None, arg(metavar="PATH")] = None
@@ -340,11 +312,6 @@ class Inspect(ModelOptions):
     compile: bool = False
     """Compile the steps, for the exact memory and the time that this takes."""
 
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli.inspect import run
-
-        run(self, config)
-
 
 @dataclass(frozen=True, kw_only=True)
 class BenchAttention(AttentionBenchmark, Options):
@@ -352,6 +319,8 @@ class BenchAttention(AttentionBenchmark, Options):
 
     transformer-jax bench attention --lengths 256 1024 --kernels auto my_module:my_kernel
     """
+
+    function = "bench_attention:run"
 
     # Only placeholders: defaults and help are those of `AttentionBenchmark`.
     lengths: Annotated[tuple[int, ...], arg(metavar="T")] = AttentionBenchmark.lengths
@@ -366,11 +335,6 @@ class BenchAttention(AttentionBenchmark, Options):
     """Write FILE.json and the plot FILE.svg."""
     dump: Annotated[Path | None, arg(metavar="DIR")] = None
     """Write the optimized HLO of every program."""
-
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli.bench_attention import run
-
-        run(self)
 
 
 COMMANDS: dict[str, type[Options]] = {

@@ -1,7 +1,5 @@
 """What several commands do: load the user's functions, make a translator, write text."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import re

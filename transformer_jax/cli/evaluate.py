@@ -1,7 +1,5 @@
 """The command `evaluate`."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -12,7 +10,6 @@ from typing import Any
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Evaluate
 from transformer_jax.cli.common import load_translator
-from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.evaluation import compare, order_by_score, require_language
 from transformer_jax.errors import UserError, printable
 from transformer_jax.parallel.processes import is_coordinator
@@ -37,17 +34,20 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
     baseline = None
     if options.baseline is not None:
         baseline = _read_baseline(options.baseline, corpora, translator.config.data.fields)
-    searches = _searches(translator.config.decode, beams, alphas)
+    decode = translator.config.decode
+    pairs = itertools.product(beams or [decode.beam], alphas or [decode.alpha])
+    searches = [dataclasses.replace(decode, beam=beam, alpha=alpha) for beam, alpha in pairs]
     for result in evaluate(translator, corpora, options.language, searches):
         if not is_coordinator():
             continue
         is_first = result.search == searches[0]
-        if result.report.left_out and is_first:
-            message = f"{result.corpus}: loss without over-long pairs: {result.report}"
+        report = result.dev.examples.report
+        if report.left_out and is_first:
+            message = f"{result.corpus}: loss without over-long pairs: {report}"
             print(printable(message), file=sys.stderr)
         difference = None
         if baseline is not None:
-            difference = compare(baseline, result.outputs, result.references)
+            difference = compare(baseline, result.outputs, result.dev.references)
         title = f"{printable(result.corpus)}, step {', '.join(map(str, translator.steps))}"
         if options.json:
             search = dataclasses.asdict(result.search)
@@ -85,19 +85,12 @@ def _read_baseline(path: str, corpora: Sequence[str], fields: tuple[str, str]) -
     return lines
 
 
-def _searches(
-    decode: DecodeConfig, beams: Sequence[int], alphas: Sequence[float]
-) -> list[DecodeConfig]:
-    """Returns the search with each beam size and each exponent."""
-    pairs = itertools.product(beams or [decode.beam], alphas or [decode.alpha])
-    return [dataclasses.replace(decode, beam=beam, alpha=alpha) for beam, alpha in pairs]
-
-
 def _print(result: Evaluation, title: str, show: int, worst: int) -> None:
-    triples = list(zip(result.sources, result.outputs, result.references, strict=True))
+    dev, outputs = result.dev, result.outputs
+    triples = list(zip(dev.sources, outputs, dev.references, strict=True))
     _print_lines("", triples[:show])
     if worst:
-        order = order_by_score(result.outputs, result.references)
+        order = order_by_score(outputs, dev.references)
         _print_lines("worst ", [triples[i] for i in order[:worst]])
         _print_lines("best ", [triples[i] for i in order[: -worst - 1 : -1]])
     scores: dict[str, Any] = dict(result.scores)

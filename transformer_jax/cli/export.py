@@ -1,6 +1,4 @@
-"""The command `export`."""
-
-from __future__ import annotations
+"""The commands `export` and `average`, which write a model that others can use."""
 
 import secrets
 import shutil
@@ -9,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from transformer_jax.cli.commands import Export
+from transformer_jax.cli.commands import Average, Export
 from transformer_jax.cli.common import load_user_code
 from transformer_jax.errors import UserError
 from transformer_jax.files import local_path
@@ -17,9 +15,10 @@ from transformer_jax.interop import ctranslate2, stablehlo
 from transformer_jax.models.make import abstract_params
 from transformer_jax.models.quantization import quantize
 from transformer_jax.runs import run as runs
+from transformer_jax.runs.run import Run
 
 
-def run(options: Export) -> None:
+def export(options: Export) -> None:
     """Writes the model to a folder, whole or not at all."""
     folder = local_path(options.out, "--out")
     if folder.exists():
@@ -28,7 +27,7 @@ def run(options: Export) -> None:
     load_user_code(options, loaded.config)
     loaded.require_float32()
     model, tokenizers = loaded.config.model, loaded.tokenizers
-    sizes = tokenizers.source.size, tokenizers.target.size
+    sizes = tokenizers.sizes
     step = loaded.best_step() if options.step is None else options.step
     params = loaded.params(step, abstract_params(model, *sizes))
     if options.format == "int8":
@@ -53,3 +52,27 @@ def _whole(folder: Path) -> Iterator[Path]:
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def average(options: Average) -> None:
+    """Creates a run of averaged parameters."""
+    source = runs.load(options.run)
+    steps = list(options.steps) or _newest(source, options.last)
+    runs.average(source, steps, options.out)
+    print(f"{options.out}: average of steps {', '.join(map(str, steps))}")
+
+
+def _newest(source: Run, count: int | None) -> list[int]:
+    """Returns the steps of the `count` newest checkpoints. UserError: the run keeps fewer."""
+    steps = source.newest_steps()
+    if count is None:
+        return steps
+    if count < 1:
+        raise UserError(f"--last={count}: must be at least 1")
+    if count > len(steps):
+        names = f" ({', '.join(map(str, steps))})" if steps else ""
+        raise UserError(
+            f"--last={count}: the run keeps {len(steps)} newest checkpoints{names}; ask for fewer, "
+            "name them with --steps, or train with a larger train.keep"
+        )
+    return steps[-count:]

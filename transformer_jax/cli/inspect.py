@@ -1,7 +1,5 @@
 """The command `inspect`."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Sequence
@@ -22,12 +20,7 @@ from transformer_jax.parallel.mesh import topology_devices
 from transformer_jax.runs import checkpoint
 from transformer_jax.runs import run as runs
 from transformer_jax.text.tokenizer import Tokenizers
-from transformer_jax.training.planning import (
-    Planner,
-    device_memory,
-    for_other_devices,
-    remedies,
-)
+from transformer_jax.training.planning import Planner, device_memory, for_other_devices, remedies
 from transformer_jax.training.setup import check_config, load_data
 
 

@@ -1,7 +1,5 @@
 """Starts the processes of `--processes N` on this machine, and ends them together."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -159,13 +157,9 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
 
 def _without_processes(arguments: Sequence[str]) -> list[str]:
     """Returns the arguments without `--processes N` or `--processes=N`."""
-    kept: list[str] = []
-    skip = False
-    for argument in arguments:
-        if not skip and not argument.startswith("--processes"):
-            kept.append(argument)
-        skip = argument == "--processes"
-    return kept
+    pairs = zip(["", *arguments], arguments, strict=False)
+    ours = "--processes"
+    return [each for before, each in pairs if before != ours and not each.startswith(ours)]
 
 
 def _free_port() -> int:

@@ -3,8 +3,6 @@
 Errors of the user are one line on standard error and exit status 2; `--debug` shows the traceback.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """The command `train`."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 from transformer_jax.cli.arguments import ConfigArguments

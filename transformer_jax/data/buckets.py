@@ -1,4 +1,4 @@
-"""Groups sentences of similar length into batches of a few fixed shapes.
+"""Groups sentences of similar length into batches of a few fixed shapes, or packs them into rows.
 
 For training the shapes are chosen for the lengths of the corpus; for translation, where lengths
 are not known beforehand, they come from a fixed series.
@@ -12,12 +12,39 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from transformer_jax.data.lengths import Lengths
 from transformer_jax.errors import UserError
 
 ROWS_MULTIPLE = 8
 """The number of rows of a training batch is a multiple of this, so that 2, 4 or 8 devices share
 them evenly."""
+
+
+class Lengths(NamedTuple):
+    """The lengths of pairs, by the length of the longer side, from 0 to the longest."""
+
+    counts: Int[np.ndarray, " L"]  # of pairs
+    widest: Int[np.ndarray, "L 2"]  # longest source and longest target among them
+
+    @classmethod
+    def of(cls, lengths: Int[np.ndarray, "P 2"]) -> Lengths:
+        """Returns the lengths of these pairs (source, target)."""
+        longer = lengths.max(axis=1, initial=0)
+        counts = np.bincount(longer, minlength=1)
+        widest = np.zeros((len(counts), 2), int)
+        np.maximum.at(widest, longer, lengths)
+        return cls(counts, widest)
+
+    def joined(self, other: Lengths) -> Lengths:
+        """Returns the lengths of the pairs of both."""
+        shorter, longer = sorted((self, other), key=lambda lengths: len(lengths.counts))
+        counts, widest = longer.counts.copy(), longer.widest.copy()
+        counts[: len(shorter.counts)] += shorter.counts
+        widest[: len(shorter.counts)] = np.maximum(widest[: len(shorter.counts)], shorter.widest)
+        return Lengths(counts, widest)
+
+    def longest(self) -> Int[np.ndarray, " 2"]:
+        """Returns the length of the longest source and of the longest target."""
+        return self.widest.max(axis=0)
 
 
 class Shape(NamedTuple):
@@ -102,6 +129,56 @@ def group(lengths: Int[np.ndarray, "P 2"], shapes: tuple[Shape, ...]) -> list[Pl
             plans.append(Plan(shape, pairs, np.arange(count), starts, segments))
         waiting = waiting[len(waiting) - spare :]
     return plans
+
+
+def packed_shape(longest: int, batch_tokens: int, width: int) -> Shape:
+    """Returns the one shape of packed batches, of at most `batch_tokens` slots on each side.
+
+    longest: the number of tokens of the longest sentence. UserError: `width` cannot hold it, or
+    `batch_tokens` the fewest rows.
+    """
+    if longest > width:
+        raise UserError(
+            f"data.packed_length={width}: must be at least {longest}, the longest sentence here"
+        )
+    if ROWS_MULTIPLE * width > batch_tokens:
+        raise UserError(
+            f"data.batch_tokens={batch_tokens}: must be at least {ROWS_MULTIPLE * width} to hold"
+            f" {ROWS_MULTIPLE} rows of data.packed_length={width}"
+        )
+    return Shape(batch_tokens // width // ROWS_MULTIPLE * ROWS_MULTIPLE, width, width)
+
+
+def pack(lengths: Int[np.ndarray, "P 2"], shape: Shape) -> list[Plan]:
+    """Returns packed batches by best-fit decreasing: the longest pairs first, each in the row where
+    it leaves the fewest free slots."""
+    # Free slots of every row. They are unsigned: where a pair does not fit, the difference wraps
+    # around to billions of slots.
+    free_source = np.full(len(lengths) + 1, shape.source, np.uint32)
+    free_target = np.full(len(lengths) + 1, shape.target, np.uint32)
+    rows, segments = np.zeros(len(lengths), int), np.zeros(len(lengths), int)
+    starts = np.zeros((len(lengths), 2), int)
+    pairs_in_row = np.zeros(len(lengths) + 1, int)
+    used = 0  # rows
+    order = np.argsort(-lengths.sum(axis=1), kind="stable")
+    for pair, (source, target) in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        candidates = slice(used + 1)  # and an empty row, which always fits
+        left = np.maximum(free_source[candidates] - source, free_target[candidates] - target)
+        row = int(np.argmin(left))
+        used = max(used, row + 1)
+        pairs_in_row[row] += 1
+        rows[pair], segments[pair] = row, pairs_in_row[row]
+        starts[pair] = shape.source - free_source[row], shape.target - free_target[row]
+        free_source[row] -= source
+        free_target[row] -= target
+    # The first rows have the longest pairs. Sorting rows by their first pair makes them random.
+    first = np.unique(rows, return_index=True)[1]
+    rows = np.argsort(np.argsort(first))[rows]
+    batches = [np.flatnonzero(rows // shape.rows == i) for i in range(-(-used // shape.rows))]
+    return [
+        Plan(shape, pairs, rows[pairs] % shape.rows, starts[pairs], segments[pairs])
+        for pairs in batches
+    ]
 
 
 def batches_by_length(

@@ -15,8 +15,7 @@ from jaxtyping import Bool, Int, Int32
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data import entry as entries
-from transformer_jax.data.cache import cache_of
-from transformer_jax.data.lengths import Lengths
+from transformer_jax.data.buckets import Lengths
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.errors import UserError
 from transformer_jax.files import json_digest
@@ -140,6 +139,7 @@ def tokenize(
     max_ratio = config.max_ratio if filters else None
 
     def fill(append: Callable[[Ragged, Ragged], None]) -> dict[str, Any]:
+        # By chunks, so that the text of a corpus is never in memory as a whole.
         total, sizes = Report(0, 0, 0, 0), []
         for text in [corpus.pairs() for corpus in corpora] if pairs is None else [pairs]:
             before, rest = total.kept, iter(text)
@@ -157,13 +157,14 @@ def tokenize(
             raise UserError(f"{names}: no pair is left: {total}")
         return {"report": total._asdict(), "sizes": sizes}
 
+    # The name of the entry is a digest of all that the ids depend on, so that it is never outdated.
     depends_on = [
         _FORMAT,
         [corpus.key for corpus in corpora],
         [tokenizer.digest for tokenizer in tokenizers],
         [max_length, max_ratio],
     ]
-    path = cache_of(config) / json_digest(depends_on)
+    path = entries.cache_of(config) / json_digest(depends_on)
     entry = entries.read(path)
     if entry is None and process_index:
         entry = _wait(path)
@@ -198,10 +199,9 @@ def _ended(ids: Int32[np.ndarray, " N"], lengths: Int32[np.ndarray, " P"]) -> Ra
 
 def _wait(path: Path) -> entries.Entry:
     """Returns the entry that process 0 writes. Waits as long as its files keep changing."""
-    last_write = time.time()
+    began = time.time()
     while (entry := entries.read(path)) is None:
-        last_write = entries.last_write(path, last_write)
-        if time.time() > last_write + _PATIENCE:
+        if min(time.time() - began, entries.idle_seconds(path)) > _PATIENCE:
             raise UserError(
                 f"data.cache={path.parent}: process 0 has written nothing for {_PATIENCE:.0f}"
                 " seconds; must be a folder that all processes share"

@@ -1,4 +1,5 @@
-"""Entries of the cache of tokenized corpora: folders that are written once and memory-mapped.
+"""The cache of tokenizers and tokenized corpora. An entry of the latter is a folder that is written
+once and memory-mapped.
 
     source.ids, source.offsets, target.ids, target.offsets   raw numbers
     report.json                                               their sizes and digests, and counts
@@ -11,15 +12,15 @@ When an entry is opened, the sizes of its files are checked, and the digests of 
 `HASHED_BYTES`, so that opening takes the same time whatever the size of the corpus.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
 import shutil
+import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -29,10 +30,11 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from transformer_jax.data.cache import share, writing_to_cache
-from transformer_jax.data.lengths import Lengths
+from transformer_jax.config import DataConfig
+from transformer_jax.data.buckets import Lengths
 from transformer_jax.data.ragged import Ragged
-from transformer_jax.files import json_digest, parse_json
+from transformer_jax.errors import UserError
+from transformer_jax.files import cache_folder, json_digest, local_path, parse_json
 
 MAX_BYTES = 32 * 2**30
 """The size of all entries beyond which those that were not used for the longest time go."""
@@ -56,6 +58,39 @@ _FILES = {
 Fill = Callable[[Callable[[Ragged, Ragged], None]], Any]
 """Writes the rows of an entry: it is called with a function that appends rows of source and target,
 and returns the counts to store, as JSON values."""
+
+
+def cache_of(config: DataConfig) -> Path:
+    """Returns the folder, which may not exist yet. UserError: `data.cache` is a URL."""
+    return local_path(config.cache, "data.cache") if config.cache else cache_folder("corpora")
+
+
+@contextmanager
+def writing_to_cache(folder: Path) -> Iterator[None]:
+    """Creates the folder if it is missing. UserError: it cannot be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(
+            f"data.cache: {error.strerror} while writing to {folder}; must be a folder with"
+            " enough space that you can write to"
+        ) from error
+
+
+def check_cache(folder: Path) -> None:
+    """Checks that the folder can be written to, before work whose result goes there.
+
+    UserError: as `writing_to_cache`.
+    """
+    with writing_to_cache(folder), tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"0")
+
+
+def share(path: Path, cache: Path) -> None:
+    """Lets all who may read the cache read a file or a folder in it, whatever the umask."""
+    mode = 0o755 if path.is_dir() else 0o644
+    path.chmod((cache.stat().st_mode | 0o700) & mode)
 
 
 class Lock:
@@ -123,12 +158,9 @@ def write(path: Path, fill: Fill) -> None:
         _make_room(path)
 
 
-def last_write(path: Path, since: float) -> float:
-    """Returns when a process last wrote to an unfinished entry, if after `since`, or `since`."""
-    times = [since]
-    with suppress(OSError):  # files come and go
-        times += [file.stat().st_mtime for file in path.parent.glob(f"{path.name}.*/*")]
-    return max(times)
+def idle_seconds(path: Path) -> float:
+    """Returns the seconds since a process last wrote to an unfinished entry; inf: none does."""
+    return min(map(_age, path.parent.glob(f"{path.name}.*")), default=math.inf)
 
 
 def _write_files(folder: Path, fill: Fill) -> dict[str, Any]:

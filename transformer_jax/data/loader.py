@@ -5,8 +5,6 @@ planned on its own, from its own lengths. The position in the data is one intege
 `chunk << 20 | batch in the chunk`, where chunks are counted over all epochs.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -18,11 +16,18 @@ import numpy as np
 from jaxtyping import Int, Int32
 
 from transformer_jax.config import Config
-from transformer_jax.data.buckets import ROWS_MULTIPLE, Plan, Shape, choose_shapes, group
+from transformer_jax.data.buckets import (
+    ROWS_MULTIPLE,
+    Lengths,
+    Plan,
+    Shape,
+    choose_shapes,
+    group,
+    pack,
+    packed_shape,
+)
 from transformer_jax.data.dataset import Examples
-from transformer_jax.data.lengths import Lengths
-from transformer_jax.data.order import batch_order, make_order
-from transformer_jax.data.packing import pack, packed_shape
+from transformer_jax.data.order import BATCHES, make_order, random_order
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.special_ids import PAD
 from transformer_jax.types import Batch
@@ -195,7 +200,7 @@ def _plan(
 ) -> list[Plan]:
     """Returns the batches of a chunk in the order of their use, which is random."""
     plans = pack(lengths, shapes[0]) if config.data.packing else group(lengths, shapes)
-    return [plans[i] for i in batch_order(len(plans), config.train.seed, chunk)]
+    return [plans[i] for i in random_order(len(plans), config.train.seed, BATCHES, chunk)]
 
 
 def _taken(whole: _Read, plans: list[Plan], shard: Shard, corpora: int) -> _Planned:
@@ -270,16 +275,8 @@ def make_batch(examples: Examples, plan: Plan, *, packed: bool, decoder_start_id
     target = examples.target.take(plan.pairs)
     target_in = np.roll(target.ids, 1)
     target_in[target.offsets[:-1]] = decoder_start_id
-    to_source = partial(
-        _scatter,
-        slots=_token_slots(source, rows, starts[:, 0]),
-        shape=(shape.rows, shape.source),
-    )
-    to_target = partial(
-        _scatter,
-        slots=_token_slots(target, rows, starts[:, 1]),
-        shape=(shape.rows, shape.target),
-    )
+    to_source = partial(_scatter, source, rows, starts[:, 0], (shape.rows, shape.source))
+    to_target = partial(_scatter, target, rows, starts[:, 1], (shape.rows, shape.target))
     batch = Batch(to_source(source.ids), to_target(target_in), to_target(target.ids))
     if not packed:
         return batch
@@ -292,24 +289,17 @@ def make_batch(examples: Examples, plan: Plan, *, packed: bool, decoder_start_id
     )
 
 
-Slots = tuple[Int[np.ndarray, " N"], Int[np.ndarray, " N"]]
-"""The row and the column of each token."""
-
-
-def _token_slots(
-    sentences: Ragged, rows: Int[np.ndarray, " Q"], starts: Int[np.ndarray, " Q"]
-) -> Slots:
-    """Returns the slots of all tokens of the sentences, which begin at (rows, starts)."""
-    lengths = sentences.lengths()
-    return np.repeat(rows, lengths), np.repeat(starts, lengths) + _positions(sentences)
-
-
 def _scatter(
-    values: Int[np.ndarray, " N"], slots: Slots, shape: tuple[int, int]
+    sentences: Ragged,
+    rows: Int[np.ndarray, " Q"],
+    starts: Int[np.ndarray, " Q"],
+    shape: tuple[int, int],
+    values: Int[np.ndarray, " N"],
 ) -> Int32[np.ndarray, "B W"]:
-    """Returns an array with the values in their slots and `PAD` in the others."""
-    array = np.full(shape, PAD, np.int32)
-    array[slots] = values
+    """Returns an array with a value for each token of sentences that begin at (rows, starts), and
+    `PAD` elsewhere."""
+    array, lengths = np.full(shape, PAD, np.int32), sentences.lengths()
+    array[np.repeat(rows, lengths), np.repeat(starts, lengths) + _positions(sentences)] = values
     return array
 
 

@@ -9,8 +9,6 @@ pairs after the last whole block come last. Each chunk is then shuffled. If corp
 of them has passes of its own, and a chunk takes from each in proportion to its share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -26,7 +24,8 @@ VERSION = 2
 
 _BLOCK = 256
 _ROUNDS = 8  # of a Feistel network
-_BATCHES, _PASSES, _CHUNK = 2, 3, 4  # what is random: part of a key
+BATCHES, _PASSES, _CHUNK = 2, 3, 4
+"""What is random: the order of a chunk's batches, a pass, and the order of a chunk's pairs."""
 
 
 class Drawn(NamedTuple):
@@ -134,11 +133,6 @@ def permuted(
         values[left] = high << half | low
         left = left[values[left] >= np.uint64(count)]
     return values.astype(np.int64)
-
-
-def batch_order(count: int, seed: int, chunk: int) -> Int[np.ndarray, " P"]:
-    """Returns the random order of the batches of a chunk."""
-    return random_order(count, seed, _BATCHES, chunk)
 
 
 def random_order(count: int, *key: int) -> Int[np.ndarray, " P"]:

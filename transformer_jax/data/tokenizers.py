@@ -1,7 +1,5 @@
 """Tokenizers trained on corpora, and their cache on disk."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import json
@@ -13,7 +11,7 @@ from pathlib import Path
 import sentencepiece
 
 from transformer_jax.config import Config
-from transformer_jax.data.cache import cache_of, check_cache, share, writing_to_cache
+from transformer_jax.data.entry import cache_of, check_cache, share, writing_to_cache
 from transformer_jax.files import json_digest, parse_json, write_whole
 from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpus

@@ -1,7 +1,5 @@
 """Alignments of words or pieces from attention weights, in the Pharaoh format."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

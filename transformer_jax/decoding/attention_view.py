@@ -1,7 +1,5 @@
 """An interactive view of attention weights: one HTML file that needs no network."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

@@ -1,7 +1,5 @@
 """All attention weights of a trained model for a sentence and its translation."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """One `Step` for one model or for several, whose probabilities are averaged."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scores translations: BLEU, chrF, the lower-cased BLEU of published results, and comparisons."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any

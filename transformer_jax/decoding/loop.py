@@ -1,7 +1,5 @@
 """Runs searches in compiled programs of few shapes."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

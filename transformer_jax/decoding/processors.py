@@ -8,8 +8,6 @@ A `LengthPenalty` maps the log probability of a hypothesis and its length, end s
 its score. It increases with the log probability, and for a fixed one it is monotonic in the length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

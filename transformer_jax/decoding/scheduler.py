@@ -5,8 +5,6 @@ are then pending. They go on in a merged batch, together with others that have g
 of the same shape, so that few shapes are compiled.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple

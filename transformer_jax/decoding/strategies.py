@@ -1,7 +1,5 @@
 """Chooses the search, the length penalty and the logits processors that a config asks for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -13,24 +11,8 @@ import numpy as np
 from jaxtyping import Array
 
 from transformer_jax.config import DecodeConfig
-from transformer_jax.decoding import ensemble, processors
-from transformer_jax.decoding.beam import (
-    UNCONSTRAINED,
-    beam_search,
-    early_stopping,
-    optimal_stopping,
-)
-from transformer_jax.decoding.constrained import PHRASES
+from transformer_jax.decoding import beam, ensemble, processors, search
 from transformer_jax.decoding.processors import LengthPenalty, Processor, Sentences
-from transformer_jax.decoding.sampling import greedy, sample
-from transformer_jax.decoding.search import (
-    Hypotheses,
-    Progress,
-    Rules,
-    Strategy,
-    begin,
-    extend_until,
-)
 from transformer_jax.models.quantization import dequantize
 from transformer_jax.models.transformer import Model
 from transformer_jax.special_ids import BOS, EOS, PAD
@@ -54,15 +36,15 @@ class Lines(NamedTuple):
     phrases: HostOrDeviceArray | None = None  # [B, P, L] int32, which outputs hold; then `PAD`
 
 
-def choose_strategy(config: DecodeConfig, *, phrases: bool = False) -> Strategy:
+def choose_strategy(config: DecodeConfig, *, phrases: bool = False) -> search.Strategy:
     """Returns the search that `config` asks for, of outputs that hold `phrases` or of any."""
     if config.sample:
-        return sample(config.n_best)
+        return search.sample(config.n_best)
     if config.beam == 1 and not phrases:
-        return greedy()
+        return search.greedy()
     early = config.early_stopping
-    stop = early_stopping(config.beam) if early else optimal_stopping(config.n_best)
-    return beam_search(config.beam, stop, PHRASES if phrases else UNCONSTRAINED)
+    stop = beam.early_stopping(config.beam) if early else beam.optimal_stopping(config.n_best)
+    return beam.beam_search(config.beam, stop, beam.PHRASES if phrases else beam.UNCONSTRAINED)
 
 
 def choose_processors(config: DecodeConfig, suppressed: Sequence[int] = ()) -> list[Processor]:
@@ -92,14 +74,15 @@ class Phases(NamedTuple):
     All are pure functions.
     """
 
-    prefill: Callable[[Sequence[Params], Lines], Progress]
+    prefill: Callable[[Sequence[Params], Lines], search.Progress]
     """(parameters of each model, lines) -> the search before its first position."""
     decode: Callable[
-        [Sequence[Params], Progress, HostOrDeviceArray], tuple[Progress, Array, Hypotheses]
+        [Sequence[Params], search.Progress, HostOrDeviceArray],
+        tuple[search.Progress, Array, search.Hypotheses],
     ]
     """(parameters, search, leave_at) -> the search when `extend_until` leaves it; which sentences
     are done; and the `decode.n_best` best hypotheses of each."""
-    grow: Callable[[Progress], Progress]
+    grow: Callable[[search.Progress], search.Progress]
     """Doubles the arrays."""
 
 
@@ -107,7 +90,7 @@ FIRST_LENGTH = 32
 """Number of positions of the arrays of a search at first, at least those of the source."""
 
 
-def capacity(progress: Progress) -> Size:
+def capacity(progress: search.Progress) -> Size:
     """Returns the number of positions of the arrays of a search."""
     return progress.beam.live.ids.shape[2]
 
@@ -126,12 +109,15 @@ def make_phases(
     chosen = choose_processors(config, suppressed)
     penalty = LENGTH_PENALTIES[config.penalty](config.alpha)
 
-    def search_of(sentences: Sentences, length: Size) -> tuple[Strategy, Rules]:
+    # The phases are compiled apart, so that each one makes the strategy and the rules anew from its
+    # arguments. The greatest length is the size of their arrays, which doubles when they grow.
+    def search_of(sentences: Sentences, length: Size) -> tuple[search.Strategy, search.Rules]:
         strategy = choose_strategy(config, phrases=sentences.phrases is not None)
+        # Last, since a forced id may be one that other processors forbid.
         last = [] if sentences.prefix is None else [processors.forced_prefix]
-        return strategy, Rules(length, BOS, EOS, penalty, [*chosen, *last])
+        return strategy, search.Rules(length, BOS, EOS, penalty, [*chosen, *last])
 
-    def prefill(params: Sequence[Params], lines: Lines) -> Progress:
+    def prefill(params: Sequence[Params], lines: Lines) -> search.Progress:
         source = jnp.asarray(lines.source)
         sentences = _sentences(models, config, lines)
         length = greatest_length(models, config, source.shape[1])
@@ -141,19 +127,19 @@ def make_phases(
         state = ensemble.prefill(
             models, list(map(dequantize, params)), source, strategy.beams, length
         )
-        return begin(strategy, state, sentences, rules)
+        return search.begin(strategy, state, sentences, rules)
 
     def decode(
-        params: Sequence[Params], progress: Progress, leave_at: HostOrDeviceArray
-    ) -> tuple[Progress, Array, Hypotheses]:
+        params: Sequence[Params], progress: search.Progress, leave_at: HostOrDeviceArray
+    ) -> tuple[search.Progress, Array, search.Hypotheses]:
         strategy, rules = search_of(progress.sentences, capacity(progress))
         step = ensemble.make_step(models, list(map(dequantize, params)))
-        progress = extend_until(strategy, step, progress, rules, jnp.asarray(leave_at))
+        progress = search.extend_until(strategy, step, progress, rules, jnp.asarray(leave_at))
         hypotheses = strategy.hypotheses(progress.beam, rules)
-        best = Hypotheses(*(x[:, : config.n_best] for x in hypotheses))
+        best = search.Hypotheses(*(x[:, : config.n_best] for x in hypotheses))
         return progress, progress.done, best
 
-    def grow(progress: Progress) -> Progress:
+    def grow(progress: search.Progress) -> search.Progress:
         length = 2 * capacity(progress)
         strategy, _ = search_of(progress.sentences, length)
         state = ensemble.grow_state(models, progress.state, length)
@@ -164,15 +150,15 @@ def make_phases(
 
 def make_search(
     models: Sequence[Model], config: DecodeConfig, suppressed: Sequence[int] = ()
-) -> Callable[[Sequence[Params], Lines], Hypotheses]:
+) -> Callable[[Sequence[Params], Lines], search.Hypotheses]:
     """Returns a pure function (parameters of each model, lines) -> the `decode.n_best` best
     hypotheses of each line: the search as a whole, in arrays of the greatest length."""
     phases = make_phases(models, config, suppressed, first_length=None)
 
-    def search(params: Sequence[Params], lines: Lines) -> Hypotheses:
+    def run(params: Sequence[Params], lines: Lines) -> search.Hypotheses:
         return phases.decode(params, phases.prefill(params, lines), np.array(0, np.int32))[-1]
 
-    return search
+    return run
 
 
 def _sentences(models: Sequence[Model], config: DecodeConfig, lines: Lines) -> Sentences:

@@ -1,7 +1,5 @@
 """The largest of many values, faster than `jax.lax.top_k` and `jnp.argmax` are on a CPU."""
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -1,7 +1,5 @@
 """A trained model, or an ensemble of several, with what translating and scoring have in common."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import logging
@@ -18,15 +16,8 @@ from transformer_jax.data.buckets import batches_by_length
 from transformer_jax.errors import UserError
 from transformer_jax.models.make import abstract_params, make_model
 from transformer_jax.models.transformer import Model
-from transformer_jax.parallel.kernel import shard_kernel
-from transformer_jax.parallel.mesh import (
-    check_mesh,
-    constrain_to,
-    data_parallel_size,
-    make_mesh,
-    shard_batch,
-    take_local_rows,
-)
+from transformer_jax.parallel import mesh as meshes
+from transformer_jax.parallel.model import shard_kernel
 from transformer_jax.parallel.parameters import shard_tree
 from transformer_jax.runs import run
 from transformer_jax.runs.run import Run
@@ -63,16 +54,16 @@ class TrainedModel:
         mesh: Mesh | None = None,
         others: Sequence[Member] = (),
     ) -> None:
-        sizes = tokenizers.source.size, tokenizers.target.size
+        sizes = tokenizers.sizes
         if mesh is None:
-            check_mesh(config, sizes)
-            mesh = make_mesh(config.mesh)
+            meshes.check_mesh(config, sizes)
+            mesh = meshes.make_mesh(config.mesh)
         self.config, self.tokenizers, self.mesh = config, tokenizers, mesh
         self.params = shard_tree(params, mesh)
         self._others = tuple(shard_tree(member.params, mesh) for member in others)
         kernel = shard_kernel("auto", mesh)
         self.models: tuple[Model, ...] = tuple(
-            make_model(model, *sizes, kernel, constrain_to(mesh))
+            make_model(model, *sizes, kernel, meshes.constrain_to(mesh))
             for model in (config.model, *(member.config for member in others))
         )
 
@@ -98,8 +89,11 @@ class TrainedModel:
         for other in runs[1:]:
             _require_same_ids(first, other)
         steps = [first.best_step() if step is None else step, *(r.best_step() for r in runs[1:])]
+        sizes = first.tokenizers.sizes
         models = [
-            Member(each.config.model, _load_params(each, chosen))
+            Member(
+                each.config.model, each.params(chosen, abstract_params(each.config.model, *sizes))
+            )
             for each, chosen in zip(runs, steps, strict=True)
         ]
         trained = cls(config, first.tokenizers, models[0].params, others=models[1:], **options)
@@ -136,13 +130,8 @@ class TrainedModel:
         ids = self.tokenizers.source.encode(line)
         limit = self.max_length - 1
         if len(ids) > limit and number is not None:
-            logger.warning(
-                "line %d: cut from %d to %d tokens (model.max_length=%d)",
-                number,
-                len(ids),
-                limit,
-                limit + 1,
-            )
+            numbers = number, len(ids), limit, limit + 1
+            logger.warning("line %d: cut from %d to %d tokens (model.max_length=%d)", *numbers)
         return [*ids[:limit], EOS] if ids else []
 
     def _batches(
@@ -150,12 +139,12 @@ class TrainedModel:
     ) -> Iterator[tuple[tuple[int, int], list[int]]]:
         """Yields the shapes and the members of batches of rows of these lengths."""
         return batches_by_length(
-            lengths, batch_tokens, self.max_length, data_parallel_size(self.mesh)
+            lengths, batch_tokens, self.max_length, meshes.data_parallel_size(self.mesh)
         )
 
     def _on_mesh(self, arrays: Any) -> Any:
         """Returns a batch on the devices, split by rows."""
-        return shard_batch(take_local_rows(arrays, self.mesh), self.mesh)
+        return meshes.shard_batch(meshes.take_local_rows(arrays, self.mesh), self.mesh)
 
 
 def padded(rows: Sequence[Sequence[int]], shape: tuple[int, int]) -> Int[np.ndarray, "B S"]:
@@ -164,11 +153,6 @@ def padded(rows: Sequence[Sequence[int]], shape: tuple[int, int]) -> Int[np.ndar
     for i, row in enumerate(rows):
         array[i, : len(row)] = row
     return array
-
-
-def _load_params(loaded: Run, step: int) -> Params:
-    sizes = loaded.tokenizers.source.size, loaded.tokenizers.target.size
-    return loaded.params(step, abstract_params(loaded.config.model, *sizes))
 
 
 def _require_same_ids(first: Run, other: Run) -> None:

@@ -22,8 +22,8 @@ from transformer_jax.errors import UserError
 from transformer_jax.parallel import processes
 from transformer_jax.parallel.compile import DETERMINISTIC, REPLICATED, compile_function
 from transformer_jax.special_ids import EOS, PAD
+from transformer_jax.text.files import windows
 from transformer_jax.text.tokenizer import Tokenizers
-from transformer_jax.text.windows import windows
 from transformer_jax.types import Params
 
 THREADS = 2
@@ -171,10 +171,8 @@ class Translator(TrainedModel):
                     f"line {first + len(values)}: has no {name}; give one, or a blank line, each"
                 )
         requests = [
-            _Request(
-                source := self.encode(line, first + i),
-                self._encode_prefix(prefixes[i], first + i, source) if prefixes else [],
-                self._encode_phrases(phrases[i], first + i, source) if phrases else [],
+            self._request(
+                line, first + i, prefixes[i] if prefixes else "", phrases[i] if phrases else ()
             )
             for i, line in enumerate(lines)
         ]
@@ -256,10 +254,7 @@ class Translator(TrainedModel):
         return hypotheses
 
     def _with_attention(
-        self,
-        scorer: Scorer,
-        requests: Sequence[_Request],
-        results: Sequence[Sequence[Hypothesis]],
+        self, scorer: Scorer, requests: Sequence[_Request], results: Sequence[Sequence[Hypothesis]]
     ) -> list[list[Hypothesis]]:
         """Returns the hypotheses with the attention of a pass over their ids."""
         pairs = [
@@ -295,37 +290,27 @@ class Translator(TrainedModel):
             compiled(phases.grow, result=None),
         )
 
-    def _encode_prefix(self, text: str, number: int, source: Sequence[int]) -> list[int]:
-        """Returns the ids with which the output of a line begins.
+    def _request(self, line: str, number: int, prefix: str, phrases: Sequence[str]) -> _Request:
+        """Returns a line, the prefix of its output and the phrases in it as ids.
 
-        UserError: with the end symbol, they are longer than the output may be.
+        UserError: with the end symbol, the prefix or the phrases are longer than the output may be;
+        outputs with phrases are sampled.
         """
-        ids = self.tokenizers.target.encode(text)
-        self._require_short("prefix has", len(ids), number, source)
-        return ids
-
-    def _encode_phrases(
-        self, texts: Sequence[str], number: int, source: Sequence[int]
-    ) -> list[list[int]]:
-        """Returns the ids of the phrases that the output of a line holds.
-
-        UserError: with the end symbol, they are longer than the output may be; outputs are sampled.
-        """
-        if isinstance(texts, str):
+        if isinstance(phrases, str):
             raise UserError(f"line {number}: its phrases are a text; give a list of texts")
-        phrases = [ids for text in texts if (ids := self.tokenizers.target.encode(text))]
-        if phrases and self.config.decode.sample:
+        encode, source = self.tokenizers.target.encode, self.encode(line, number)
+        request = _Request(source, encode(prefix), [ids for ids in map(encode, phrases) if ids])
+        if request.phrases and self.config.decode.sample:
             raise UserError(f"line {number}: has phrases, which samples cannot hold; search")
-        self._require_short("phrases have", sum(map(len, phrases)), number, source)
-        return phrases
-
-    def _require_short(self, what: str, count: int, number: int, source: Sequence[int]) -> None:
         most = greatest_length(self.models, self.config.decode, len(source)) if source else 0
-        if count and count >= most:
-            raise UserError(
-                f"line {number}: its {what} {count} tokens; must be below the greatest length of "
-                f"its output, {most}"
-            )
+        counts = {"prefix has": len(request.prefix), "phrases have": sum(map(len, request.phrases))}
+        for what, count in counts.items():
+            if count and count >= most:
+                raise UserError(
+                    f"line {number}: its {what} {count} tokens; must be below the greatest length "
+                    f"of its output, {most}"
+                )
+        return request
 
 
 class _Request(NamedTuple):

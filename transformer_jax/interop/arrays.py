@@ -1,14 +1,12 @@
 """Converts named arrays, such as the state dictionary of another framework, to parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from transformer_jax.errors import UserError
+from transformer_jax.models.parameter_paths import map_with_paths
 from transformer_jax.types import Params
 
 
@@ -24,8 +22,7 @@ def params_from_arrays(
     """
     unused = set(arrays)
 
-    def leaf(path: Any, wanted: Any) -> np.ndarray:
-        ours = jax.tree_util.keystr(path, simple=True, separator="/")
+    def leaf(ours: str, wanted: Any) -> np.ndarray:
         theirs = their_name(ours)
         if theirs not in arrays:
             raise UserError(f"{theirs}: no such array; it should hold the parameter {ours}")
@@ -37,7 +34,7 @@ def params_from_arrays(
             )
         return array.reshape(wanted.shape).astype(wanted.dtype)
 
-    params = jax.tree_util.tree_map_with_path(leaf, like)
+    params = map_with_paths(leaf, like)
     if unused:
         raise UserError(f"arrays that no parameter uses: {', '.join(sorted(unused))}")
     return params

@@ -1,7 +1,5 @@
 """Writes a trained model in CTranslate2's format (OpenNMT's C++ inference engine)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +35,11 @@ def export(config: ModelConfig, tokenizers: Tokenizers, params: Params, folder: 
         activation=getattr(common_spec.Activation, ACTIVATIONS[config.activation]),
         ffn_glu=gated,
     )
+    # Both sides are filled in alike: the embedding, each layer and, with pre-norm, the final norm.
     target = params["target_embedding"]
     trees = {side: params[side] for side in ("encoder", "decoder")}
-    embeddings = {"encoder": params[_source_embedding(config)], "decoder": target}
+    source_embedding = "target_embedding" if config.tied == "all" else "source_embedding"
+    embeddings = {"encoder": params[source_embedding], "decoder": target}
     for side, tree in trees.items():
         part = getattr(spec, side)
         table = part.embeddings[0] if side == "encoder" else part.embeddings
@@ -52,11 +52,10 @@ def export(config: ModelConfig, tokenizers: Tokenizers, params: Params, folder: 
     output.weight = _array(params["output"] if config.tied == "none" else target["embedding"])
     if config.output_bias:
         output.bias = _array(params["output_bias"])
-    for side in ("source", "target"):
-        tokenizer = getattr(tokenizers, side)
-        pieces = tokenizer.pieces(range(tokenizer.size))
-        getattr(spec, f"register_{side}_vocabulary")(pieces)
-    names = tokenizers.target.pieces(range(tokenizers.target.size))
+    source, names = (side.pieces(range(side.size)) for side in tokenizers)
+    spec.register_source_vocabulary(source)
+    spec.register_target_vocabulary(names)
+    # Without these, CTranslate2 would take the special symbols of OpenNMT.
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = config.norm_eps
     spec.config.bos_token, spec.config.eos_token = names[BOS], names[EOS]
@@ -90,10 +89,6 @@ def _require_expressible(config: ModelConfig) -> None:
             f"model.{name}={value!r}: CTranslate2 cannot express it; it must be "
             f"{' or '.join(map(str, supported))}"
         )
-
-
-def _source_embedding(config: ModelConfig) -> str:
-    return "target_embedding" if config.tied == "all" else "source_embedding"
 
 
 def _fill_embedding(part: Any, table: Any, params: Params, config: ModelConfig) -> None:

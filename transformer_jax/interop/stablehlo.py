@@ -8,8 +8,6 @@ StableHLO's portable bytecode. Their first arguments are the arrays of `params.n
     greedy  (params..., source [B, S]) -> ids [B, T]
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -53,6 +51,8 @@ def export(
     """
     model = make_model(config, *sizes, kernel="reference")
     decode = replace(decode, beam=1, n_best=1, sample=False)
+    # Exported programs take and return flat lists, which need no Python types of this package. The
+    # structure of the state is known once `encode` has been traced.
     paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(params), strict=True)
     tree = jax.tree.structure(params)
     structure: Any = None
@@ -78,6 +78,7 @@ def export(
 
     if importlib.util.find_spec("flatbuffers") is None:
         raise UserError("flatbuffers: is not installed; pip install flatbuffers")
+    # Symbolic sizes make one program serve any number of sentences of any length.
     rows, width = jax_export.symbolic_shape("rows, width")
     source = jax.ShapeDtypeStruct((rows, width), jnp.int32)
     shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]

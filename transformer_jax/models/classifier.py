@@ -1,7 +1,5 @@
 """A model that labels sentences, with the Transformer's encoder or with its embeddings alone."""
 
-from __future__ import annotations
-
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -13,14 +11,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.models.embedding import Embedding
 from transformer_jax.models.layers import Encoder, split_rng
 from transformer_jax.models.transformer import Model, token_means
-from transformer_jax.types import (
-    Auxiliary,
-    Batch,
-    Key,
-    ModelOutput,
-    Size,
-    no_auxiliary,
-)
+from transformer_jax.types import Auxiliary, Batch, Key, Memory, ModelOutput, Size, no_auxiliary
 
 
 class Classifier(Model):
@@ -57,11 +48,7 @@ class Classifier(Model):
         return ModelOutput(logits, both.losses, metrics, both.weights)
 
     def _label(
-        self,
-        queries: Float[Array, "T D"],
-        memory: Float[Array, "B S D"],
-        mask: Mask,
-        rng: Key | None = None,
+        self, queries: Float[Array, "T D"], memory: Memory, mask: Mask, rng: Key | None = None
     ) -> tuple[Float[Array, "B T V"], Auxiliary]:
         rngs = split_rng(rng, 2)
         x = jnp.broadcast_to(queries.astype(memory.dtype), (memory.shape[0], *queries.shape))

@@ -1,7 +1,5 @@
 """Embeds ids: scaled embeddings plus positions (sections 3.4 and 3.5)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import flax.linen as nn
@@ -13,7 +11,7 @@ from transformer_jax.attention.positions import position_table
 from transformer_jax.config import ModelConfig
 from transformer_jax.dropout import dropout
 from transformer_jax.errors import UserError
-from transformer_jax.types import Constrain, Key, unconstrained
+from transformer_jax.types import Constrain, Hidden, Key, unconstrained
 
 
 class Embedding(nn.Module):
@@ -48,7 +46,7 @@ class Embedding(nn.Module):
 
     def __call__(
         self, ids: Int[Array, "B T"], positions: Int[Array, "#B T"] | None, rng: Key | None
-    ) -> Float[Array, "B T D"]:
+    ) -> Hidden:
         """Returns the embedded `ids`; `positions` None: each row is one sentence."""
         config = self.config
         if positions is None:
@@ -68,7 +66,7 @@ class Embedding(nn.Module):
         split = x.reshape(self.shards, -1, *x.shape[1:])
         return jax.vmap(project)(split, self.copies).reshape(*x.shape[:-1], -1)
 
-    def _look_up(self, ids: Int[Array, "B T"], dtype: Any) -> Float[Array, "B T D"]:
+    def _look_up(self, ids: Int[Array, "B T"], dtype: Any) -> Hidden:
         if self.shards == 1:
             return jnp.asarray(self.embedding, dtype)[ids]
         split = ids.reshape(self.shards, -1, ids.shape[1])

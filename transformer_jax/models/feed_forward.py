@@ -3,18 +3,15 @@
 To add another hidden layer, write its function and its entry in `ACTIVATIONS`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from transformer_jax.config import OR_YOUR_OWN, ModelConfig, did_you_mean
+from transformer_jax.config import ModelConfig, look_up
 from transformer_jax.dense import dense
 from transformer_jax.dropout import dropout
-from transformer_jax.errors import UserError
-from transformer_jax.types import Auxiliary, Constrain, Key, no_auxiliary, unconstrained
+from transformer_jax.types import Auxiliary, Constrain, Hidden, Key, no_auxiliary, unconstrained
 
 Project = Callable[[str], Float[Array, "B T F"]]
 """A function that applies the dense layer of a name, from D to F, to the network's input."""
@@ -30,10 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Project], Float[Array, "B T F"]]] = {
 
 def find_activation(name: str) -> Callable[[Project], Float[Array, "B T F"]]:
     """Returns the hidden layer `name`. UserError: it is unknown."""
-    if name not in ACTIVATIONS:
-        hint = did_you_mean(name, ACTIVATIONS) + OR_YOUR_OWN
-        raise UserError(f"model.activation={name!r}: unknown{hint}")
-    return ACTIVATIONS[name]
+    return look_up(ACTIVATIONS, name, "model.activation")
 
 
 class FeedForward(nn.Module):
@@ -46,9 +40,7 @@ class FeedForward(nn.Module):
     constrain: Constrain = unconstrained
 
     @nn.compact
-    def __call__(
-        self, x: Float[Array, "B T D"], rng: Key | None
-    ) -> tuple[Float[Array, "B T D"], Auxiliary]:
+    def __call__(self, x: Hidden, rng: Key | None) -> tuple[Hidden, Auxiliary]:
         """Returns the output, and auxiliary losses and metrics, of which this network has none.
 
         rng: of dropout on the hidden layer; None: evaluation.

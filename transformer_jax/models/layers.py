@@ -1,10 +1,6 @@
 """Layers of the encoder and the decoder, and their stacks (sections 3.1 to 3.3)."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from functools import reduce
-from operator import or_
+from collections.abc import Sequence
 from typing import TypeVar
 
 import flax.linen as nn
@@ -30,8 +26,10 @@ from transformer_jax.types import (
     Auxiliary,
     Constrain,
     DecodeState,
+    Hidden,
     Key,
     LayerState,
+    Memory,
     Size,
     no_auxiliary,
     unconstrained,
@@ -50,25 +48,26 @@ class _Layer(nn.Module):
     kernel: AnyKernel = "auto"
     constrain: Constrain = unconstrained
 
-    def _input(
-        self, norm: Callable[[Array], Array], x: Float[Array, "B T D"]
-    ) -> Float[Array, "B T D"]:
+    def _input(self, norm: nn.LayerNorm, x: Hidden) -> Hidden:
         """Returns the input of a sub-layer: x, with pre-norm normalized."""
         return norm(x) if self.config.norm == "pre" else x
 
-    def _add(
-        self,
-        norm: Callable[[Array], Array],
-        x: Float[Array, "B T D"],
-        y: Float[Array, "B T D"],
-        rng: Key | None,
-    ) -> Float[Array, "B T D"]:
+    def _add(self, norm: nn.LayerNorm, x: Hidden, y: Hidden, rng: Key | None) -> Hidden:
         """Returns x + dropout(y), y being the sub-layer's output, with post-norm normalized.
 
         (Sections 3.1 and 5.4)
         """
         x = x + dropout(y, self.config.dropout, rng)
         return self.constrain(norm(x) if self.config.norm == "post" else x, HIDDEN)
+
+    def _set_up_ffn(self) -> None:
+        self.ffn = FeedForward(self.config, self.constrain)
+        self.ffn_norm = layer_norm(self.config)
+
+    def _feed_forward(self, x: Hidden, rngs: Sequence[Key | None]) -> tuple[Hidden, Auxiliary]:
+        """Applies the last sub-layer, with the rngs of its hidden layer and of its output."""
+        y, auxiliary = self.ffn(self._input(self.ffn_norm, x), rngs[0])
+        return self._add(self.ffn_norm, x, y, rngs[1]), auxiliary.within("ffn")
 
 
 class EncoderLayer(_Layer):
@@ -80,12 +79,11 @@ class EncoderLayer(_Layer):
             config, "encoder_attention", self.kernel, self.constrain
         )
         self.self_attention_norm = layer_norm(config)
-        self.ffn = FeedForward(config, self.constrain)
-        self.ffn_norm = layer_norm(config)
+        self._set_up_ffn()
 
     def __call__(
-        self, x: Float[Array, "B S D"], context: Context, rng: Key | None = None
-    ) -> tuple[Float[Array, "B S D"], Auxiliary]:
+        self, x: Hidden, context: Context, rng: Key | None = None
+    ) -> tuple[Hidden, Auxiliary]:
         """Returns the output and the auxiliary values of both sub-layers."""
         rngs = split_rng(rng, 4)
 
@@ -93,11 +91,8 @@ class EncoderLayer(_Layer):
         y, attention = self.self_attention(y, context, rngs[0])
         x = self._add(self.self_attention_norm, x, y, rngs[1])
 
-        y = self._input(self.ffn_norm, x)
-        y, ffn = self.ffn(y, rngs[2])
-        x = self._add(self.ffn_norm, x, y, rngs[3])
-
-        return x, attention | ffn.within("ffn")
+        x, ffn = self._feed_forward(x, rngs[2:])
+        return x, attention | ffn
 
 
 class DecoderLayer(_Layer):
@@ -114,17 +109,16 @@ class DecoderLayer(_Layer):
             config, "cross_attention", self.kernel, self.constrain
         )
         self.cross_attention_norm = layer_norm(config)
-        self.ffn = FeedForward(config, self.constrain)
-        self.ffn_norm = layer_norm(config)
+        self._set_up_ffn()
 
     def __call__(
         self,
-        x: Float[Array, "B T D"],
+        x: Hidden,
         context: Context,
         keys_values: KeysValues,
         cross_context: Context,
         rng: Key | None = None,
-    ) -> tuple[Float[Array, "B T D"], Auxiliary]:
+    ) -> tuple[Hidden, Auxiliary]:
         """Returns the output and the auxiliary values of the three sub-layers, for training."""
         rngs = split_rng(rng, 6)
 
@@ -152,22 +146,15 @@ class DecoderLayer(_Layer):
         return x, state, self_attention | others
 
     def _attend_to_memory(
-        self,
-        x: Float[Array, "B T D"],
-        keys_values: KeysValues,
-        context: Context,
-        rngs: list[Key | None],
-    ) -> tuple[Float[Array, "B T D"], Auxiliary]:
+        self, x: Hidden, keys_values: KeysValues, context: Context, rngs: Sequence[Key | None]
+    ) -> tuple[Hidden, Auxiliary]:
         """Applies cross-attention and feed-forward, the sub-layers after self-attention."""
         y = self._input(self.cross_attention_norm, x)
         y, attention = self.cross_attention(y, context, rngs[0], keys_values)
         x = self._add(self.cross_attention_norm, x, y, rngs[1])
 
-        y = self._input(self.ffn_norm, x)
-        y, ffn = self.ffn(y, rngs[2])
-        x = self._add(self.ffn_norm, x, y, rngs[3])
-
-        return x, attention | ffn.within("ffn")
+        x, ffn = self._feed_forward(x, rngs[2:])
+        return x, attention | ffn
 
 
 class _Stack(nn.Module):
@@ -204,7 +191,7 @@ class _Stack(nn.Module):
             bias = self.bias(query_positions, key_positions)
         return Context(mask, query_positions, bias, index)
 
-    def _normalized(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def _normalized(self, x: Hidden) -> Hidden:
         return self.norm(x) if self.config.norm == "pre" else x
 
 
@@ -214,17 +201,15 @@ class Encoder(_Stack):
     def setup(self) -> None:
         self._set_up(EncoderLayer, self.config.depths[0], ["__call__"])
 
-    def __call__(
-        self, x: Float[Array, "B S D"], mask: Mask, rng: Key | None = None
-    ) -> tuple[Float[Array, "B S D"], Auxiliary]:
+    def __call__(self, x: Hidden, mask: Mask, rng: Key | None = None) -> tuple[Hidden, Auxiliary]:
         """Returns the memory, and the auxiliary values of the layers under their numbers."""
         rngs = split_rng(rng, len(self.layers))
         context = self._context(mask, x.shape[1], x.shape[1])
-        auxiliaries: list[Auxiliary] = []
+        auxiliary = no_auxiliary()
         for i, layer in enumerate(self.layers):
-            x, auxiliary = layer(x, context, rngs[i])
-            auxiliaries.append(auxiliary.within(str(i)))
-        return self._normalized(x), merged(auxiliaries)
+            x, of_layer = layer(x, context, rngs[i])
+            auxiliary |= of_layer.within(str(i))
+        return self._normalized(x), auxiliary
 
 
 class Decoder(_Stack):
@@ -234,33 +219,24 @@ class Decoder(_Stack):
         self._set_up(DecoderLayer, self.config.depths[1], ["__call__", "step"])
 
     def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        memory: Float[Array, "B S D"],
-        mask: Mask,
-        cross_mask: Mask,
-        rng: Key | None = None,
-    ) -> tuple[Float[Array, "B T D"], Auxiliary]:
+        self, x: Hidden, memory: Memory, mask: Mask, cross_mask: Mask, rng: Key | None = None
+    ) -> tuple[Hidden, Auxiliary]:
         """Returns the output at all target positions, and auxiliary values as the encoder does."""
         rngs = split_rng(rng, len(self.layers))
         context = self._context(mask, x.shape[1], x.shape[1])
         keys_values = self.project(memory)
-        auxiliaries: list[Auxiliary] = []
+        auxiliary = no_auxiliary()
         for i, layer in enumerate(self.layers):
-            x, auxiliary = layer(x, context, keys_values[i], Context(cross_mask), rngs[i])
-            auxiliaries.append(auxiliary.within(str(i)))
-        return self._normalized(x), merged(auxiliaries)
+            x, of_layer = layer(x, context, keys_values[i], Context(cross_mask), rngs[i])
+            auxiliary |= of_layer.within(str(i))
+        return self._normalized(x), auxiliary
 
-    def project(self, memory: Float[Array, "B S D"]) -> list[KeysValues]:
+    def project(self, memory: Memory) -> list[KeysValues]:
         """Returns the keys and values of the memory for the cross-attention of each layer."""
         return [layer.cross_attention.project(memory) for layer in self.layers]
 
     def init_state(
-        self,
-        memory: Float[Array, "B S D"],
-        source_segments: Int[Array, "B S"],
-        beams: int,
-        length: Size,
+        self, memory: Memory, source_segments: Int[Array, "B S"], beams: int, length: Size
     ) -> DecodeState:
         """Returns the state of `beams` hypotheses per sentence, of at most `length` ids.
 
@@ -301,17 +277,16 @@ class Decoder(_Stack):
         cross_mask = Mask(
             query_positions=positions, key_segments=state.source_segments, aligned=False
         )
-        states: list[LayerState] = []
-        auxiliaries: list[Auxiliary] = []
+        states, auxiliary = [], no_auxiliary()
         for i, layer in enumerate(self.layers):
             keys_values = state.cross_attention[i].read()
-            x, layer_state, auxiliary = layer.step(
+            x, layer_state, of_layer = layer.step(
                 x, state.self_layers[i], context, keys_values, Context(cross_mask)
             )
             states.append(layer_state)
-            auxiliaries.append(auxiliary.within(str(i)))
+            auxiliary |= of_layer.within(str(i))
         state = state._replace(self_layers=tuple(states), slots=slots)
-        return self._normalized(x), state, merged(auxiliaries)
+        return self._normalized(x), state, auxiliary
 
 
 def rematerialized(layer: type[LayerType], remat: str) -> type[LayerType]:
@@ -330,8 +305,3 @@ def layer_norm(config: ModelConfig) -> nn.LayerNorm:
 def split_rng(rng: Key | None, count: int) -> list[Key | None]:
     """Returns `count` rngs; in evaluation None for each."""
     return [None] * count if rng is None else list(jax.random.split(rng, count))
-
-
-def merged(auxiliaries: list[Auxiliary]) -> Auxiliary:
-    """Returns the values of all."""
-    return reduce(or_, auxiliaries, no_auxiliary())

@@ -1,18 +1,21 @@
-"""Builds the model that a config describes, and counts its parameters."""
+"""Checks a config against the tables of what it names, builds its model, and counts parameters."""
 
-from __future__ import annotations
-
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from transformer_jax.attention import AnyKernel
-from transformer_jax.config import ModelConfig
-from transformer_jax.models.checks import check_model
+from transformer_jax.attention.kernels import check_kernel, find_kernel
+from transformer_jax.attention.kinds import Kind, find_kind
+from transformer_jax.attention.scores import SCORES, find_score
+from transformer_jax.config import ROLES, AttentionConfig, ModelConfig
+from transformer_jax.errors import UserError
 from transformer_jax.models.classifier import Classifier
+from transformer_jax.models.feed_forward import find_activation
 from transformer_jax.models.quantization import quantize
+from transformer_jax.models.self_layers import find_self_layer
 from transformer_jax.models.transformer import Model, Transformer
 from transformer_jax.special_ids import PAD
 from transformer_jax.types import Batch, Constrain, ModelOutput, Params, unconstrained
@@ -63,3 +66,99 @@ def count_parameters(config: ModelConfig, source_vocabulary: int, target_vocabul
     """Returns the number of parameters of the model that `config` describes."""
     tree = abstract_model(config, source_vocabulary, target_vocabulary)[1]
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def check_model(config: ModelConfig, kernel: AnyKernel = "auto") -> None:
+    """Checks that `config` is possible, and that the kernel can compute its attentions.
+
+    UserError: a check fails; the message names the field, its value and what would be right.
+    """
+    find_activation(config.activation)
+    for role in ROLES:
+        _check_attention(config, role, find_kind(role, getattr(config, role).kind))
+    _check_self_layer(config)
+    _check_kernel(config, kernel)
+
+
+def check_packing(config: ModelConfig) -> None:
+    """Checks that the model can be trained on packed rows. UserError: it cannot."""
+    if config.labels is not None:
+        raise UserError(
+            f"data.packing=True: must be false where model.labels={config.labels}: "
+            "a classifier's targets are not packed"
+        )
+    if not find_self_layer(config.self_layer).packing:
+        raise UserError(
+            f"data.packing=True: must be false where model.self_layer={config.self_layer!r}, "
+            "which does not support it"
+        )
+    for role in ROLES:
+        kind = getattr(config, role).kind
+        if not find_kind(role, kind).packing:
+            raise UserError(
+                f"data.packing=True: must be false where model.{role}.kind={kind!r}, "
+                "whose reward assumes one sentence per row"
+            )
+
+
+def _check_attention(config: ModelConfig, role: str, kind: Kind) -> None:
+    attention, depth = getattr(config, role), config.depth_of(role)
+    find_score(role, attention.score)
+    require = partial(config.require_attention, role)
+    is_label = role == "cross_attention" and config.labels is not None
+    reason = kind.excluded.get("label_attention" if is_label else role)
+    require(reason is None, "kind", f"another kind, since {reason}")
+    label, has_window = attention.kind, attention.window is not None
+    require(kind.window != "required" or has_window, "window", f"at least 1 for the kind {label}")
+    require(kind.window != "none" or not has_window, "window", f"left out for the kind {label}")
+    require(kind.score or attention.score == "scaled_dot", "score", f"left out for {label}")
+    one = attention.layer is not None or not kind.one_layer
+    require(one, "layer", f"named (0 to {depth - 1}) for {label}")
+    if not kind.projections and config.positions == "rotary":
+        raise UserError(
+            f"model.positions={config.positions!r}: must be other than rotary with attention of "
+            f"kind {label}"
+        )
+    _check_dropout(config, attention, kind)
+
+
+def _check_self_layer(config: ModelConfig) -> None:
+    """Raises UserError for what the decoder's self-layer does not support."""
+    entry, plain = find_self_layer(config.self_layer), AttentionConfig()
+    required = {
+        "positions": (config.positions in entry.positions, " or ".join(entry.positions)),
+        "attention_dropout": (entry.dropout or config.attention_dropout == 0, "0"),
+        "decoder_attention": (entry.attention or config.decoder_attention == plain, "left out"),
+    }
+    for name, (ok, want) in required.items():
+        if not ok:
+            raise UserError(
+                f"model.{name}={getattr(config, name)!r}: must be {want} with "
+                f"model.self_layer={config.self_layer!r}"
+            )
+
+
+def _check_dropout(config: ModelConfig, attention: Any, kind: Kind) -> None:
+    """Checks that kind and score support the attention dropout. UserError: they do not."""
+    if not config.attention_dropout or (kind.dropout and SCORES[attention.score].product):
+        return
+    what = f"score {attention.score}" if kind.dropout else f"kind {attention.kind}"
+    raise UserError(
+        f"model.attention_dropout={config.attention_dropout!r}: must be 0 with attention of {what}"
+    )
+
+
+def _check_kernel(config: ModelConfig, kernel: AnyKernel) -> None:
+    """Raises UserError for an unknown kernel, or one that lacks what the model needs."""
+    if not isinstance(kernel, str) or kernel == "auto":
+        return
+    needs: dict[str, str] = {}
+    if config.positions in ("alibi", "relative"):
+        needs["bias"] = f"model.positions={config.positions!r}"
+    if config.attention_dropout:
+        needs["dropout"] = f"model.attention_dropout={config.attention_dropout}"
+    for role in ROLES:
+        label = getattr(config, role).kind
+        for feature in find_kind(role, label).kernel_features:
+            needs[feature] = f"model.{role}.kind={label!r}"
+    check_kernel(find_kernel(kernel), needs, config.dtype, "execution.kernel")

@@ -5,8 +5,6 @@ of an optimizer's state, which hold those of the parameters, say the same. No ot
 interprets the names of parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import PurePosixPath

@@ -1,7 +1,5 @@
 """Parameters as 8-bit integers, with a scale for each output channel."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any

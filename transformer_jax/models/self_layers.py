@@ -11,8 +11,6 @@ To add one, write its module and list it in `SELF_LAYERS`. The module has the me
 `context` has the mask with the segments of packed rows, and positions that count from 0 in each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,8 +18,7 @@ from functools import partial
 import flax.linen as nn
 
 from transformer_jax.attention import AnyKernel, MultiHeadAttention
-from transformer_jax.config import OR_YOUR_OWN, ModelConfig, did_you_mean
-from transformer_jax.errors import UserError
+from transformer_jax.config import ModelConfig, look_up
 from transformer_jax.types import Constrain, unconstrained
 
 
@@ -53,10 +50,7 @@ SELF_LAYERS = {
 
 def find_self_layer(label: str) -> SelfLayer:
     """Returns the kind of layer with that label. UserError: it is unknown."""
-    if label not in SELF_LAYERS:
-        hint = did_you_mean(label, SELF_LAYERS) + OR_YOUR_OWN
-        raise UserError(f"model.self_layer={label!r}: unknown{hint}")
-    return SELF_LAYERS[label]
+    return look_up(SELF_LAYERS, label, "model.self_layer")
 
 
 def make_self_layer(

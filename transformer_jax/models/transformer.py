@@ -4,8 +4,6 @@ The only collection is "params". Rngs, decoding states and masks are arguments a
 `rng=None` means evaluation: no dropout.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import flax.linen as nn
@@ -26,6 +24,7 @@ from transformer_jax.types import (
     DecodeState,
     Key,
     Mean,
+    Memory,
     ModelOutput,
     Size,
     unconstrained,
@@ -58,7 +57,7 @@ class Model(nn.Module):
         positions: Int[Array, "B S"] | None = None,
         *,
         rng: Key | None = None,
-    ) -> tuple[Float[Array, "B S D"], Auxiliary]:
+    ) -> tuple[Memory, Auxiliary]:
         """Returns the memory, a vector for each source position, and the auxiliary values."""
         mask = padding_mask(source)
         if segments is not None:

@@ -1,7 +1,5 @@
 """Compiles pure functions to run over a mesh, with `jit` or, for training steps, with `pmap`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -78,12 +76,7 @@ def _pmap(step: Callable[..., Any], mesh: Mesh, donate: tuple[int, ...]) -> Call
         return step(state, batch, *keys, reduce=partial(jax.lax.psum, axis_name=DATA))
 
     mapped = jax.pmap(
-        local,
-        DATA,
-        in_axes=(None, 0, None),
-        out_axes=None,
-        devices=devices,
-        donate_argnums=donate,
+        local, DATA, in_axes=(None, 0, None), out_axes=None, devices=devices, donate_argnums=donate
     )
 
     def run(state: Any, batch: Any, *keys: jax.Array) -> Any:

@@ -1,7 +1,5 @@
 """Peaks of accelerators, and the memory that a program may still allocate, there or on the host."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

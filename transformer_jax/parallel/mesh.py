@@ -4,8 +4,6 @@ The mesh has three axes. The rows of a batch are split over "data" and "fsdp". P
 optimizer state are split over "fsdp", and by their names over "tensor"; "data" holds copies.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -1,7 +1,5 @@
 """Splits parameters, and the optimizer state of their shapes, over the mesh."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -4,8 +4,6 @@ The coordinator is process 0. A single process is its own coordinator. All proce
 functions of this module in the same order, in their main thread.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

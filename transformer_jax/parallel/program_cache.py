@@ -9,8 +9,6 @@ folder is bounded here: JAX's own bound needs filelock, and stores nothing more 
 files is missing that it keeps beside the programs.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import stat

@@ -4,8 +4,6 @@ A result file holds it under "card": a format number, the config with its seed, 
 of the run: versions of the software, the devices, and digests of the data.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard

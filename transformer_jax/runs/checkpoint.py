@@ -347,8 +347,7 @@ def _handler() -> ocp.PyTreeCheckpointHandler:
         min_slice_bytes_for_replica_parallel=2**20,
     )
     registry = type_handlers.create_type_handler_registry(
-        (jax.Array, arrays),
-        (np.ndarray, type_handlers.NumpyHandler()),
+        (jax.Array, arrays), (np.ndarray, type_handlers.NumpyHandler())
     )
     return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
 

@@ -6,8 +6,6 @@ takes the lock once it has seen no change for `STALE` seconds. Process numbers s
 containers and machines have their own.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import itertools

@@ -4,8 +4,6 @@ It is written last, so that a checkpoint with a manifest is whole, and verified 
 loaded, so that a file that has changed since is found.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any, NamedTuple
@@ -112,9 +110,6 @@ def _files(checkpoint: AnyPath) -> dict[str, AnyPath]:
 
 def _measure(path: AnyPath) -> list[Any]:
     """Returns the size and the SHA-256 of a file."""
-    size, digest = 0, hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(2**20):
-            size += len(chunk)
-            digest.update(chunk)
-    return [size, digest.hexdigest()]
+        digest = hashlib.file_digest(file, "sha256")
+        return [file.tell(), digest.hexdigest()]

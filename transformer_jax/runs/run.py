@@ -9,8 +9,6 @@ A folder holds
     checkpoints/     see checkpoint.py
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import platform
@@ -213,10 +211,9 @@ def load_config(folder: epath.PathLike) -> Config:
 
 def _is_free(folder: AnyPath) -> bool:
     """Returns whether a folder is missing, empty, or what a killed process has not finished."""
-    if isinstance(folder, epath.Path):
-        names = {*files_below(folder)}
-    else:
-        names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    # An object "NAME/", which Google's console makes of an empty folder, is no file.
+    bucket = isinstance(folder, epath.Path)
+    names = {*files_below(folder)} if bucket else {path.name for path in folder.glob("*")}
     return names <= {lock.NAME} or (_UNFINISHED in names and "config.json" not in names)
 
 

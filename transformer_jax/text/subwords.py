@@ -4,8 +4,7 @@ SentencePiece can sample too, but its random numbers differ between processes wh
 that runs could neither be repeated nor resumed exactly.
 """
 
-from __future__ import annotations
-
+import importlib
 import math
 import re
 import struct
@@ -204,36 +203,8 @@ def _uniforms(key: str) -> Iterator[float]:
 
 def read(model: bytes) -> tuple[int, list[Piece]]:
     """Returns the type of a SentencePiece model, and its pieces."""
-    kind, pieces = _UNIGRAM, []
-    for number, value in _fields(model):
-        if number == 1:
-            piece = dict(_fields(value))
-            (score,) = struct.unpack("<f", piece.get(2, bytes(4)))
-            pieces.append(Piece(piece[1].decode(), score, piece.get(3, _NORMAL)))
-        elif number == 2:
-            kind = dict(_fields(value)).get(3, _UNIGRAM)
-    return kind, pieces
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yields the field numbers and values of a message in Protocol Buffers' wire format."""
-    at = 0
-
-    def integer() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = message[at]
-            value |= (byte & 127) << shift
-            at, shift = at + 1, shift + 7
-            if byte < 128:
-                return value
-
-    while at < len(message):
-        number, wire = divmod(integer(), 8)
-        if wire == 0:
-            yield number, integer()
-        else:
-            size = {1: 8, 5: 4}.get(wire) or integer()
-            yield number, message[at : at + size]
-            at += size
+    # Its classes are made when it is imported, unknown to type checkers.
+    module: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+    proto = module.ModelProto.FromString(model)
+    pieces = [Piece(piece.piece, piece.score, piece.type) for piece in proto.pieces]
+    return proto.trainer_spec.model_type, pieces

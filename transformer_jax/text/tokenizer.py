@@ -4,8 +4,6 @@ Models trained here number the special ids as `special_ids` does. A model made e
 them differently; a table translates between its ids and ours.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import random
@@ -59,12 +57,8 @@ class Tokenizer:
         except RuntimeError as error:
             raise UserError("not a SentencePiece model, or a damaged one") from error
         model_size = self._processor.get_piece_size()
-        special = [
-            self._processor.pad_id(),
-            self._processor.bos_id(),
-            self._processor.eos_id(),
-            self._processor.unk_id(),
-        ]
+        names = ("pad", "bos", "eos", "unk")  # in the order of our ids
+        special = [getattr(self._processor, f"{name}_id")() for name in names]
         others = [i for i in range(model_size) if i not in special]
         self.size = len(special) + len(others)
         self._to_model = special + others  # our id -> the model's; -1: the model has none

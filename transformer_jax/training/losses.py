@@ -3,8 +3,6 @@
 Sums and counts add over devices and microbatches; means do not.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int

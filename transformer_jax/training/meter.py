@@ -1,7 +1,5 @@
 """Measures training: means of the metrics, rates and the remaining time."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter
@@ -90,12 +88,9 @@ class Meter:
     def _share(self, step: int, seconds: float) -> float:
         """Returns the fraction of training that is done, by the limit that comes first."""
         limits = self._config.train
-        steps = limits.epochs * self._batches_per_epoch if limits.epochs else 0
-        shares = [
-            step / limits.steps if limits.steps else 0,
-            step / steps if steps else 0,
-            seconds / (60 * limits.minutes) if limits.minutes else 0,
-        ]
+        steps = (limits.steps, (limits.epochs or 0) * self._batches_per_epoch)
+        shares = [step / limit for limit in steps if limit]
+        shares += [seconds / (60 * limits.minutes)] if limits.minutes else []
         return min(float(max(shares)), 1.0)
 
     def _elapsed(self) -> float:

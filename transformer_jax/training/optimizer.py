@@ -1,15 +1,12 @@
 """Builds the optimizer, an Optax chain. To add one, write its builder and its entry in
 `OPTIMIZERS`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import optax
 from optax.contrib import MuonDimensionNumbers
 
-from transformer_jax.config import OR_YOUR_OWN, Config, OptimizerConfig, did_you_mean
-from transformer_jax.errors import UserError
+from transformer_jax.config import Config, OptimizerConfig, look_up
 from transformer_jax.models.parameter_paths import (
     input_dimensions,
     is_dense,
@@ -75,10 +72,7 @@ OPTIMIZERS: dict[str, Builder] = {"adam": adam, "muon": muon}
 
 def find_optimizer(config: OptimizerConfig) -> Builder:
     """Returns the builder of the config's optimizer. UserError: it is unknown."""
-    if config.kind not in OPTIMIZERS:
-        hint = did_you_mean(config.kind, OPTIMIZERS) + OR_YOUR_OWN
-        raise UserError(f"optimizer.kind={config.kind!r}: unknown{hint}")
-    return OPTIMIZERS[config.kind]
+    return look_up(OPTIMIZERS, config.kind, "optimizer.kind")
 
 
 def make_optimizer(config: Config, params: Params) -> optax.GradientTransformation:

@@ -1,34 +1,136 @@
-"""Plans training: the memory that a step needs on each device, and what makes it need less."""
+"""Plans training: the operations of a step, its memory on each device, and what makes it need less.
+
+Both are counted from the step's jaxpr, without compiling it.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import export
+from jax.extend.core import Var
 from jax.sharding import AbstractMesh, NamedSharding
 
 from transformer_jax.config import Config, MeshConfig
 from transformer_jax.data.buckets import ROWS_MULTIPLE, Shape
+from transformer_jax.flops import count_matmuls
+from transformer_jax.parallel import mesh as meshes
 from transformer_jax.parallel.compile import REPLICATED
 from transformer_jax.parallel.devices import find_accelerator, usable_host_memory
-from transformer_jax.parallel.mesh import (
-    FSDP,
-    TENSOR,
-    AnyMesh,
-    data_parallel_size,
-    make_abstract_mesh,
-    make_mesh,
-    partition,
-)
 from transformer_jax.parallel.parameters import with_shardings
-from transformer_jax.training.costs import StepCosts
-from transformer_jax.training.setup import StepSetup, empty_batch, prepare_step
+from transformer_jax.training.setup import Setup, StepSetup, empty_batch, prepare_step
+from transformer_jax.types import Batch, Size, unconstrained
+
+
+class StepCosts:
+    """What a training step costs, as a function of the shape of its batch.
+
+    The step is traced once, with symbolic sizes, or once for each shape where the model compares
+    sizes. Attention is that of the kernel `reference`, whose operations can be counted: it computes
+    the scores of all pairs of positions, as is usual where the utilization of devices is reported.
+    The costs do not depend on how `setup` is executed; remat is as in `ExecutionConfig`.
+    """
+
+    def __init__(self, setup: StepSetup) -> None:
+        self._trace = cache(partial(_trace, setup))
+        self._layers = sum(setup.config.model.depths)
+        self._symbolic = True
+
+    def _at(self, shape: Shape, remat: str) -> tuple[int, int]:
+        """Returns the operations, and the bytes kept for the backward pass."""
+        try:
+            sizes = self._trace(remat, None if self._symbolic else shape)
+        except jax.errors.InconclusiveDimensionOperation:  # such as min(8, length) in a kind
+            self._symbolic = False
+            sizes = self._trace(remat, shape)
+        return _evaluate(sizes[0], shape), _evaluate(sizes[1], shape)
+
+    def flops(self, shape: Shape, remat: str = "none") -> int:
+        """Returns the operations of the matmuls of a step, over all devices.
+
+        With `remat`, those that are computed twice count twice.
+        """
+        return self._at(shape, remat)[0]
+
+    def saved_bytes(self, shape: Shape, remat: str = "none") -> int:
+        """Returns the bytes of the activations that the backward pass needs, over all devices."""
+        saved, whole = (self._at(shape, x)[1] for x in (remat, "none"))
+        # Those of one layer at a time are computed again, and are then in memory, too.
+        return saved + (whole - saved) // self._layers
+
+
+def ideal_seconds_fn(setup: Setup) -> Callable[[Batch], float]:
+    """Returns a function (batch) -> the seconds that the matmuls of a step take at the peak of all
+    devices; 0 if the peak is unknown.
+
+    Divided by the seconds that the step takes, they are the model FLOPs utilization (Chowdhery et
+    al. 2022, appendix B), which does not count what is rematerialized.
+    """
+    execution = setup.config.execution
+    accelerator = find_accelerator(setup.mesh.devices.flat[0].device_kind)
+    tflops = execution.peak_tflops or (accelerator.tflops if accelerator else None)
+    if tflops is None:
+        return lambda batch: 0.0
+    peak, costs = tflops * 1e12 * setup.mesh.size, StepCosts(setup)
+    flops = cache(costs.flops)
+
+    def ideal_seconds(batch: Batch) -> float:
+        rows, source = batch.source.shape
+        return flops(Shape(rows, source, batch.target_out.shape[1])) / peak
+
+    return ideal_seconds
+
+
+def _trace(setup: StepSetup, remat: str, shape: Shape | None) -> tuple[Size, Size]:
+    """Returns the operations of the matmuls, and the bytes kept for the backward pass, of batches
+    of a shape; None: of any shape, as functions of its sizes."""
+    config, state = setup.config, setup.abstract_state
+    alone = {"kernel": "reference", "constrain": unconstrained, "shards": 1}
+    loss = replace(setup, model=setup.model.clone(**alone, remat=remat)).loss
+
+    def traced(params: Any, batch: Batch, key: Any, averages: Any) -> Any:
+        _, backward, _ = jax.vjp(
+            lambda params: loss(params, batch, key, averages), params, has_aux=True
+        )
+        return backward, backward(jnp.ones(()))
+
+    packed = config.data.packing
+    batch = empty_batch(shape, packed) if shape else _symbolic_batch(packed, config.model.labels)
+    trace = jax.make_jaxpr(traced, return_shape=True)
+    closed, (backward, _) = trace(state.params, batch, jax.random.key(0), state.averages)
+    kept = closed.jaxpr.outvars[: len(jax.tree.leaves(backward))]
+    residuals: set[Any] = {x for x in kept if isinstance(x, Var)} - {*closed.jaxpr.invars}
+    saved = sum(math.prod(x.aval.shape) * x.aval.dtype.itemsize for x in residuals)
+    return count_matmuls(closed.jaxpr), saved
+
+
+def _symbolic_batch(packed: bool, labels: int | None) -> Batch:
+    constraints = [] if labels is None else [f"target <= {labels + 1}"]
+    rows, source, target = export.symbolic_shape("rows, source, target", constraints=constraints)
+    sources = jax.ShapeDtypeStruct((rows, source), jnp.int32)
+    targets = jax.ShapeDtypeStruct((rows, target), jnp.int32)
+    more = (sources, sources, targets, targets) if packed else ()
+    return Batch(sources, targets, targets, *more)
+
+
+def _evaluate(polynomial: Any, shape: Shape) -> int:
+    """Returns the value of a symbolic size, such as "6*rows*source + 2*rows^2"."""
+    sizes = shape._asdict()
+
+    def power(text: str) -> int:
+        base, _, exponent = text.partition("^")
+        return (sizes[base] if base in sizes else int(base)) ** int(exponent or 1)
+
+    terms = re.split(r" \+ ", str(polynomial).replace(" - ", " + -1*"))
+    return sum(math.prod(map(power, term.split("*"))) for term in terms)
 
 
 class Memory(NamedTuple):
@@ -62,9 +164,9 @@ class Planner:
     ) -> None:
         self.config, self._vocabularies, self._devices = config, vocabularies, devices
         if isinstance(devices, int):
-            mesh: AnyMesh = make_abstract_mesh(config.mesh, devices)
+            mesh: meshes.AnyMesh = meshes.make_abstract_mesh(config.mesh, devices)
         else:
-            mesh = make_mesh(config.mesh, devices)
+            mesh = meshes.make_mesh(config.mesh, devices)
         self.setup = prepare_step(config, vocabularies, mesh)
         self._costs = like._costs if like else StepCosts(self.setup)
         state = like._state if like else self.setup.abstract_state
@@ -74,13 +176,13 @@ class Planner:
     @cached_property
     def _gathered_bytes(self) -> int:
         """The bytes of the parameters on each device without the axis `fsdp`."""
-        tensor = self.setup.mesh.shape[TENSOR]
-        group = make_abstract_mesh(MeshConfig(tensor=tensor), tensor)
+        tensor = self.setup.mesh.shape[meshes.TENSOR]
+        group = meshes.make_abstract_mesh(MeshConfig(tensor=tensor), tensor)
         return _bytes(with_shardings(self._state.params, group))
 
     def shape(self, shape: Shape) -> Shape:
         """Returns the shape of a batch with the empty rows that the devices need."""
-        rows = data_parallel_size(self.setup.mesh) * self.setup.microbatches
+        rows = meshes.data_parallel_size(self.setup.mesh) * self.setup.microbatches
         return shape.padded(rows)
 
     def flops(self, shape: Shape) -> int:
@@ -96,12 +198,12 @@ class Planner:
         """
         shape, mesh, params = self.shape(shape), self.setup.mesh, self._params_bytes
         batch = empty_batch(shape, self.config.data.packing)
-        shards, microbatches = data_parallel_size(mesh), self.setup.microbatches
+        shards, microbatches = meshes.data_parallel_size(mesh), self.setup.microbatches
         rows = shape.rows * (2 if self.config.optimizer.r_drop else 1)
-        logits = rows * shape.target * self._vocabularies[1] * 4 // mesh.shape[TENSOR]
+        logits = rows * shape.target * self._vocabularies[1] * 4 // mesh.shape[meshes.TENSOR]
         kept = self._costs.saved_bytes(shape, self.config.execution.remat) + logits
         temporaries = kept // (shards * microbatches) + params * min(microbatches, 2)
-        if mesh.shape[FSDP] > 1:
+        if mesh.shape[meshes.FSDP] > 1:
             temporaries += self._gathered_bytes
         rest = self._state_bytes - params
         return Memory(params, rest, _bytes(batch) // shards, temporaries)
@@ -186,7 +288,7 @@ def for_other_devices(config: Config) -> Config:
     return replace(config, execution=replace(config.execution, kernel=kernel))
 
 
-def device_memory(mesh: AnyMesh) -> int:
+def device_memory(mesh: meshes.AnyMesh) -> int:
     """Returns the bytes that training may use on each device of the mesh.
 
     Devices that are not here are taken to be of the kind of those here. Emulated host devices share
@@ -205,7 +307,7 @@ def device_memory(mesh: AnyMesh) -> int:
 def compile_training_step(setup: StepSetup, shape: Shape) -> Any:
     """Returns the training step, compiled for batches of this shape."""
     step, mesh = setup.compile_update(), setup.mesh
-    rows = NamedSharding(mesh, partition(("batch",)))
+    rows = NamedSharding(mesh, meshes.partition(("batch",)))
     batch = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows),
         empty_batch(shape, setup.config.data.packing),

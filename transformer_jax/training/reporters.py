@@ -223,17 +223,13 @@ def whole_records(path: AnyPath) -> tuple[list[Record], list[str]]:
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     for number, line in enumerate(lines, 1):
         try:
-            records.append(_record(line))
+            record = parse_json(line)
+            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+                raise UserError("must be an object with a step")
+            records.append(record)
         except UserError as error:
             problems.append(f"{path}: line {number}: {error}")
     return records, problems
-
-
-def _record(line: bytes) -> Record:
-    record = parse_json(line)
-    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-        raise UserError("must be an object with a step")
-    return record
 
 
 def last_step(records: Sequence[Record]) -> int:

@@ -1,8 +1,6 @@
 """Plans how training starts: it continues a run, or creates one, perhaps with the parameters of
 another."""
 
-from __future__ import annotations
-
 import logging
 import time
 from dataclasses import dataclass, field, replace
@@ -16,14 +14,9 @@ from transformer_jax.config import Config, differences
 from transformer_jax.data.order import VERSION
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath
+from transformer_jax.parallel import processes
 from transformer_jax.parallel.compile import compile_function
 from transformer_jax.parallel.parameters import partition_tree
-from transformer_jax.parallel.processes import (
-    any_process,
-    is_coordinator,
-    require_same_everywhere,
-    wait_for_all,
-)
 from transformer_jax.runs import checkpoint, manifest
 from transformer_jax.runs import run as runs
 from transformer_jax.runs.card import Card
@@ -104,7 +97,7 @@ def plan_start(
     facts = now["file_digests"] | {"checkpoints of the run": ", ".join(map(str, saved)) or "none"}
     start = Start(continued, source, corpora, continued.provenance if continued else now)
     facts |= tokenizer.digests(config.tokenizer) if start.tokenizers is None else {}
-    require_same_everywhere(config, facts)
+    processes.require_same_everywhere(config, facts)
     return start
 
 
@@ -126,19 +119,19 @@ def first_state(start: Start, setup: Setup, key: Key) -> tuple[TrainState, Progr
 def store_run(start: Start, run: Run, metrics: MetricsFile, step: int, progress: Progress) -> None:
     """Creates the run, or stores its new config, and cuts its metrics at the step from which
     training goes on; waits until all processes see the run. UserError: one does not."""
-    if is_coordinator():
+    if processes.is_coordinator():
         if start.continued is None:
             runs.create(run.folder, run.config, run.tokenizers, run.provenance)
         else:
             runs.update(start.continued, run.config)
         every = (start.continued or run).config.train.log_every
         metrics.cut(step, progress.evaluated, expected=step - step % every)
-    wait_for_all("run")
+    processes.wait_for_all("run")
     # Network file systems may show it later.
     end = time.monotonic() + APPEARS_WITHIN
     while not (appears := runs.exists(run.folder)) and time.monotonic() < end:
         time.sleep(0.5)
-    if any_process(not appears):
+    if processes.any_process(not appears):
         raise UserError(f"run {run.folder}: must be on storage that all processes share")
 
 
@@ -255,14 +248,11 @@ def _provenance(corpora: Corpora, source: Run | None) -> dict[str, Any]:
     """Returns the provenance of a run: versions of packages and of the order of the pairs, the
     devices, digests of the corpora, and the run whose parameters it starts with."""
     first = jax.devices()[0]
+    kind = {"platform": first.platform, "kind": first.device_kind}
     return {
         "versions": runs.versions(),
         "order": VERSION,
-        "devices": {
-            "count": jax.device_count(),
-            "platform": first.platform,
-            "kind": first.device_kind,
-        },
+        "devices": {"count": jax.device_count(), **kind},
         "data_digests": corpora.digests(),
         "file_digests": corpora.file_digests(),
         **({} if source is None else {"init_from": _identity(source)}),

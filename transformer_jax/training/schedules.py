@@ -1,7 +1,5 @@
 """Learning-rate schedules. To add one, write its function and its entry in `SCHEDULES`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from transformer_jax.config import OR_YOUR_OWN, OptimizerConfig, did_you_mean
+from transformer_jax.config import OptimizerConfig, look_up
 from transformer_jax.errors import UserError
 
 Decay = Callable[[Float[Array, ""], OptimizerConfig], Float[Array, ""]]
@@ -55,15 +53,12 @@ SCHEDULES: dict[str, Schedule] = {
 
 def find_schedule(config: OptimizerConfig) -> Schedule:
     """Returns the config's schedule. UserError: it is unknown, or `decay_steps` does not fit it."""
-    name = config.schedule
-    if name not in SCHEDULES:
-        hint = did_you_mean(name, SCHEDULES) + OR_YOUR_OWN
-        raise UserError(f"optimizer.schedule={name!r}: unknown{hint}")
-    schedule, end = SCHEDULES[name], config.decay_steps
+    schedule = look_up(SCHEDULES, config.schedule, "optimizer.schedule")
+    end = config.decay_steps
     if schedule.ends and (end is None or end <= config.warmup):
         raise UserError(
             f"optimizer.decay_steps={end!r}: must be above optimizer.warmup={config.warmup} for "
-            f"the {name} schedule"
+            f"the {config.schedule} schedule"
         )
     return schedule
 

@@ -1,7 +1,5 @@
 """Builds everything that training needs from a config. Writes nothing into the run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,9 +19,8 @@ from transformer_jax.data.loader import Loader
 from transformer_jax.data.order import describe_mixture
 from transformer_jax.data.tokenizers import tokenizers_of
 from transformer_jax.errors import UserError
-from transformer_jax.models.checks import check_model, check_packing
 from transformer_jax.models.classifier import check_labels
-from transformer_jax.models.make import abstract_model, make_model
+from transformer_jax.models.make import abstract_model, check_model, check_packing, make_model
 from transformer_jax.models.transformer import Model
 from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.mesh import (
@@ -40,7 +37,7 @@ from transformer_jax.parallel.model import shard_model
 from transformer_jax.parallel.parameters import with_shardings
 from transformer_jax.parallel.processes import this_process
 from transformer_jax.special_ids import PAD
-from transformer_jax.text.corpus import Corpora
+from transformer_jax.text.corpus import Corpora, Corpus
 from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.training.optimizer import find_optimizer, make_optimizer
 from transformer_jax.training.schedules import find_schedule
@@ -202,9 +199,7 @@ def prepare(config: Config, tokenizers: Tokenizers | None = None) -> Setup:
 
 
 def set_up(
-    config: Config,
-    tokenizers: Tokenizers | None = None,
-    corpora: Corpora | None = None,
+    config: Config, tokenizers: Tokenizers | None = None, corpora: Corpora | None = None
 ) -> Setup:
     """Returns everything that training a checked config needs. Writes nothing in a run.
 
@@ -230,23 +225,31 @@ def load_data(
     process_index, _ = this_process()
     if tokenizers is None:
         tokenizers = tokenizers_of(corpora.train, config, process_index)
-    to_ids = partial(
-        tokenize,
-        tokenizers=tokenizers,
-        config=config.data,
+    examples = tokenize(
+        corpora.train,
+        tokenizers,
+        config.data,
         max_length=config.model.max_length,
+        filters=True,
         process_index=process_index,
     )
-    examples = to_ids(corpora.train, filters=True)
     dev: dict[str, DevSet] = {}
     for corpus in corpora.dev:
-        pairs = list(corpus.pairs())  # read once, since the text is needed too
-        sources, references = map(list, zip(*pairs, strict=True))
-        ids = to_ids([corpus], filters=False, pairs=pairs)
-        dev[corpus.name] = DevSet(ids, sources, references)
+        dev[corpus.name] = load_dev_set(corpus, tokenizers, config)
     for each in (examples, *(corpus.examples for corpus in dev.values())):
         check_labels(config.model, int(each.lengths.longest()[1]))
     return TrainingData(tokenizers, examples, dev)
+
+
+def load_dev_set(corpus: Corpus, tokenizers: Tokenizers, config: Config) -> DevSet:
+    """Returns a corpus to evaluate on. Its over-long pairs have no ids. UserError: it cannot be
+    read."""
+    pairs = list(corpus.pairs())  # read once, since the text is needed, too
+    sources, references = map(list, zip(*pairs, strict=True))
+    length, (index, _) = config.model.max_length, this_process()
+    options: Any = {"filters": False, "pairs": pairs, "process_index": index}
+    examples = tokenize([corpus], tokenizers, config.data, max_length=length, **options)
+    return DevSet(examples, sources, references)
 
 
 def prepare_step(config: Config, vocabularies: tuple[int, int], mesh: AnyMesh) -> StepSetup:

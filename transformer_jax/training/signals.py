@@ -4,8 +4,6 @@ Training stops between two steps, or between two batches that it evaluates. A si
 while a program is compiled waits for the end of its compilation; a second one ends the process.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The loss, one update and one evaluation as pure functions: no jit, no devices, no I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -112,6 +110,8 @@ def gradients(
             f"optimizer.accumulate={accumulate}: must divide the {rows} rows of a batch"
         )
 
+    # A scan adds up the gradients and sums of the microbatches, so that the activations of only one
+    # are in memory. Each has an rng of its own, so that their dropout masks differ.
     def add(carry: tuple, indexed: tuple[Array, Batch]) -> tuple[tuple, None]:
         index, microbatch = indexed
         subkey = None if key is None else jax.random.fold_in(key, index)
@@ -151,6 +151,7 @@ def train_step(
     gradient, total, sums = reduce(
         gradients(state.params, batch, key, state.averages, loss=loss, accumulate=accumulate)
     )
+    # Divided after the sum over devices and microbatches, so that their number makes no difference.
     tokens = jnp.maximum(sums.tokens, 1).astype(jnp.float32)
     gradient = jax.tree.map(lambda g: g / tokens, gradient)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
@@ -162,6 +163,7 @@ def train_step(
     averages = _updated(state.averages, sums.metrics, state.step)
     metrics = {"loss": total / tokens, "tokens": sums.tokens}
     metrics["grad_norm"] = optax.tree.norm(gradient)
+    # A step that is not finite keeps all of the old state; only the number of the step goes on.
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
     updated = TrainState(state.step, params, opt_state, average, averages)
     state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state)

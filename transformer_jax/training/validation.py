@@ -1,7 +1,5 @@
 """Scores a model on corpora: loss, perplexity and the scores of its translations."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time
@@ -13,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from transformer_jax.config import Config, DecodeConfig
-from transformer_jax.data.dataset import Examples, Report, tokenize
+from transformer_jax.data.dataset import Examples
 from transformer_jax.data.loader import evaluation_batches
 from transformer_jax.decoding.evaluation import score
 from transformer_jax.decoding.loop import Cancelled
@@ -22,9 +20,9 @@ from transformer_jax.models.quantization import dequantize
 from transformer_jax.models.transformer import Model
 from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.mesh import local_shard, shard_batch
-from transformer_jax.parallel.processes import require_same_everywhere, this_process
+from transformer_jax.parallel.processes import require_same_everywhere
 from transformer_jax.text.corpus import Corpus
-from transformer_jax.training.setup import Setup
+from transformer_jax.training.setup import DevSet, Setup, load_dev_set
 from transformer_jax.training.step import eval_step, loss_fn
 from transformer_jax.types import Batch, Params
 
@@ -94,11 +92,9 @@ class Evaluation(NamedTuple):
 
     corpus: str
     search: DecodeConfig
-    sources: Sequence[str]
-    references: Sequence[str]
+    dev: DevSet
     outputs: Sequence[str]
     scores: dict[str, Any]  # those of `evaluation.score`, sentences per second, loss, perplexity
-    report: Report  # the number of pairs that the loss leaves out
 
 
 def evaluate(
@@ -116,25 +112,15 @@ def evaluate(
     dev_loss = dev_loss_fn(translator.model, config, translator.mesh)
     for name in corpora:
         corpus = Corpus(name, "validation", config.data.fields)
-        pairs = list(corpus.pairs())
-        require_same_everywhere(config, {name: corpus.digest})
-        sources, references = map(list, zip(*pairs, strict=True))
-        examples = tokenize(
-            [corpus],
-            translator.tokenizers,
-            config.data,
-            max_length=config.model.max_length,
-            filters=False,
-            pairs=pairs,
-            process_index=this_process()[0],
-        )
-        loss = dev_loss(translator.params, examples)
+        require_same_everywhere(config, {name: corpus.digest})  # else one waits for another's cache
+        dev = load_dev_set(corpus, translator.tokenizers, config)
+        loss = dev_loss(translator.params, dev.examples)
         for search in searches or [config.decode]:
             began = time.perf_counter()
-            outputs = translator.with_search(search)(sources)
-            speed = {"sentences_per_s": len(sources) / (time.perf_counter() - began)}
-            scores = score(outputs, references, language) | speed | loss
-            yield Evaluation(name, search, sources, references, outputs, scores, examples.report)
+            outputs = translator.with_search(search)(dev.sources)
+            speed = {"sentences_per_s": len(outputs) / (time.perf_counter() - began)}
+            scores = score(outputs, dev.references, language) | speed | loss
+            yield Evaluation(name, search, dev, outputs, scores)
 
 
 def corpus_loss(sums: Iterable[tuple[Any, Any]]) -> dict[str, float]:

@@ -1,7 +1,5 @@
 """What the built-in corpora share: their pairs, data, splits and random choices."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Mapping, Sequence

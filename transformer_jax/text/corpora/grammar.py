@@ -5,8 +5,6 @@ of its language, and of words from `lexicon`. The corpus is the same at every ca
 machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import chain, islice

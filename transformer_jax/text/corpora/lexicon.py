@@ -9,8 +9,6 @@ agree with: a gender, "m", "f" or "n", or "p" for any plural. Words that take no
 categories of these, such as "person animal".
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from transformer_jax.text.corpora.draw import read_data

@@ -11,8 +11,6 @@ positions of the two services for 66 %. The pairs of services in validation and 
 training.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from functools import cache
