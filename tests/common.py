@@ -3,6 +3,7 @@
 import random
 import unicodedata
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from transformer_jax.config import (
     TokenizerConfig,
     TrainConfig,
 )
+from transformer_jax.decoding.attention_weights import SentenceWeights
 from transformer_jax.models.make import make_model
 from transformer_jax.models.transformer import Model
 from transformer_jax.special_ids import BOS, EOS, PAD, UNK
@@ -126,8 +128,8 @@ def assert_packed_is_unpacked(config: ModelConfig, batch: Batch, atol: float) ->
     for row, pairs in enumerate(members):
         for number, pair in enumerate(pairs, start=1):
             wanted = apart[pair][batch.target_out[pair] != PAD]
-            found = together[row][segments[row] == number]
-            np.testing.assert_allclose(found, wanted, rtol=0, atol=atol)
+            logits = together[row][segments[row] == number]
+            np.testing.assert_allclose(logits, wanted, rtol=0, atol=atol)
 
 
 def assert_steps_are_teacher_forcing(
@@ -175,6 +177,18 @@ def gradient(config: ModelConfig) -> Callable[[Batch], Any]:
     return run
 
 
+def assert_learns(config: ModelConfig, spared: Callable[[str], bool] = lambda _: False) -> None:
+    """The loss counts the 13 tokens of LENGTHS. Each parameter has a finite gradient, which is not
+    0 but for those that are `spared`."""
+    (total, count), grads = gradient(config)(make_batch(LENGTHS))
+    assert jnp.isfinite(total)
+    assert count == 13
+    for name, leaf in flat(grads).items():
+        assert np.isfinite(leaf).all(), name
+        # A bias on keys moves all of a query's scores alike: no gradient but rounding.
+        assert np.any(leaf) or name.endswith("key/bias") or spared(name), name
+
+
 def loss_of(model: Model, smoothing: float = 0.1) -> LossFn:
     """The loss that training uses, of `model`."""
 
@@ -200,6 +214,20 @@ def assert_gradients_close(actual: Params, wanted: Params, tolerance: float) -> 
     worst = max(jax.tree.leaves(errors))
     assert worst <= tolerance, errors
     return worst
+
+
+def sentence_weights(
+    source: list[str], target: list[str], layers: int = 1, heads: int = 2
+) -> SentenceWeights:
+    """Returns random attention weights of a pair of these tokens."""
+    draw = np.random.default_rng(0)
+
+    def weights(queries: list[str], keys: list[str]) -> dict[int, np.ndarray]:
+        return {i: draw.dirichlet(np.ones(len(keys)), (heads, len(queries))) for i in range(layers)}
+
+    sides = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
+    of_layers = {name: weights(*side) for name, side in sides.items()}
+    return SentenceWeights(source, ["<s>", *target[:-1]], target, of_layers)
 
 
 WORDS = {
@@ -248,6 +276,12 @@ def reversing_config(folder: Path) -> Config:
         optimizer=OptimizerConfig(schedule="inverse_sqrt", learning_rate=0.01, warmup=5, ema=0.9),
         train=TrainConfig(steps=12, evaluate_every=6, save_every=4, log_every=2),
     )
+
+
+def changed(config: Config, **sections: dict[str, Any]) -> Config:
+    """Returns the config with other values in its sections, such as `train={"steps": 4}`."""
+    parts = {name: replace(getattr(config, name), **values) for name, values in sections.items()}
+    return replace(config, **parts)
 
 
 def error_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -70,16 +70,16 @@ def bucket() -> Iterator[Bucket]:
     """The bucket gs://bucket, served on this machine to all who would ask Google for it."""
     from object_store import Bucket
 
-    made = Bucket("bucket")
+    served = Bucket("bucket")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STORAGE_EMULATOR_HOST", made.url)  # for gcsfs
+        patch.setenv("STORAGE_EMULATOR_HOST", served.url)  # for gcsfs
         patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # would ask for its kind by gRPC
-        patch.setenv("TENSORSTORE_GCS_HTTP_URL", made.url)
+        patch.setenv("TENSORSTORE_GCS_HTTP_URL", served.url)
         patch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "none")  # for TensorStore
         patch.setenv("NO_GCE_CHECK", "true")  # do not look for a machine of Google's
-        yield made
-    made.close()
-    assert made.refused == []
+        yield served
+    served.close()
+    assert served.refused == []
 
 
 @pytest.fixture

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+
+from transformer_jax.config import TokenizerConfig
+from transformer_jax.text import tokenizer
+from transformer_jax.text.tokenizer import Tokenizers
 
 PAIRS = [
     ("A dog runs.", "Ein Hund läuft."),
@@ -29,6 +34,13 @@ def text_pair(folder: Path, pairs: Sequence[tuple[str, str]], end: str = "") -> 
         for name, side in zip(("source", "target"), sides, strict=True)
     ]
     return ",".join(names)
+
+
+@cache
+def small_tokenizers() -> Tokenizers:
+    """One of 300 pieces for both sides, of sentences such as "the 3 dogs of number 10"."""
+    lines = [f"the {i % 7} dogs of number {i}" for i in range(300)]
+    return tokenizer.train([(line, line[::-1]) for line in lines], TokenizerConfig(vocabulary=300))
 
 
 GZIP = gzip.compress(b"a\tb\n" * 99)

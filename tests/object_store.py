@@ -60,16 +60,16 @@ class Bucket:
         """Returns the response to a request."""
         path, values = urlsplit(url).path, parse_qs(urlsplit(url).query)
         query = {name: value[0] for name, value in values.items()}
-        found = re.fullmatch(r"(/upload|/download)?/storage/v1/b/([^/]+)/o(?:/([^/]+))?", path)
-        if found and found[2] == "private":
+        parts = re.fullmatch(r"(/upload|/download)?/storage/v1/b/([^/]+)/o(?:/([^/]+))?", path)
+        if parts and parts[2] == "private":
             return _error(401, "Anonymous caller does not have storage.objects.list access")
-        if found and found[2] != self.name:
+        if parts and parts[2] != self.name:
             return _error(404, "The specified bucket does not exist.")
         with self._lock:
-            match method, found and found[1], found and unquote(found[3] or ""):
+            match method, parts and parts[1], parts and unquote(parts[3] or ""):
                 case "POST", "/upload", "":
                     return self._upload(query, headers, body)
-                case "GET", None, "" if found:
+                case "GET", None, "" if parts:
                     return self._list(query)
                 case "GET", "/download" | None, str(name) if name:
                     return self._get(name, query, headers.get("Range"))
@@ -102,9 +102,9 @@ class Bucket:
         headers: dict[str, Any] = {"X-Goog-Generation": generation}
         if bounds is None:
             return Response(200, content, headers)
-        found = re.fullmatch(r"bytes=(\d+)-(\d*)", bounds)
-        assert found is not None, bounds
-        first, last = int(found[1]), min(int(found[2] or len(content)), len(content) - 1)
+        limits = re.fullmatch(r"bytes=(\d+)-(\d*)", bounds)
+        assert limits is not None, bounds
+        first, last = int(limits[1]), min(int(limits[2] or len(content)), len(content) - 1)
         headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
         return Response(206, content[first : last + 1], headers)
 

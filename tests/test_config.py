@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from common import flat
 
 from transformer_jax.config import (
     TINY,
@@ -32,8 +31,6 @@ def test_every_config_file_loads_and_survives_json(path: Path) -> None:
     assert from_json(json.loads(json.dumps(to_json(config)))) == config
 
 
-FIELDS = list(flat(to_json(Config()), "."))
-
 BAD = [
     ({"model": {"layrs": 3}}, "model.layrs: unknown key; did you mean layers"),
     ({"modl": {}}, "modl: unknown key; did you mean model"),
@@ -43,8 +40,6 @@ BAD = [
     ({"model": {"dropout": float("nan")}}, "model.dropout=nan: must be a finite number"),
     ({"model": {"dropout": 10**400}}, "model.dropout=10+: must be a finite number"),
     ({"optimizer": {"learning_rate": math.inf}}, "learning_rate=inf: must be a finite number"),
-    ({"optimizer": {"clip_norm": math.inf}}, "clip_norm=inf: must be a finite number"),
-    ({"model": {"norm_eps": math.inf}}, "norm_eps=inf: must be a finite number"),
     ({"train": {"minutes": math.inf}}, "minutes=inf: must be a finite number"),
     ({"model": {"heads": 7}}, "model.heads=7: must be a divisor of model.d_model=512, such as 8"),
     ({"model": {"layers": 0}}, "model.layers=0: must be above 0"),
@@ -63,7 +58,6 @@ BAD = [
         {"data": {"weights": [1.0, 1.0]}},
         r"data.weights=\(1.0, 1.0\): must be 1, one for each data.",
     ),
-    ({"data": {"weights": []}}, r"data.weights=\(\): must be 1, one for each data.train"),
     ({"data": {"weights": [0.0]}}, r"data.weights=\(0.0,\): must be at least 0, and one of them"),
     (
         {"data": {"train": ["a", "b"], "weights": [-1.0, 2.0]}},
@@ -77,7 +71,6 @@ BAD = [
     ({"optimizer": {"warmup": 0}}, "optimizer.warmup=0: must be above 0"),
     ({"train": {}}, "train.steps=None: set train.steps, train.epochs or train.minutes"),
     ({"decode": {"beam": 0}}, "decode.beam=0: must be above 0"),
-    ({"decode": {"beam": -2}}, "decode.beam=-2: must be above 0"),
     ({"tokenizer": {"vocabulary": 100}}, "tokenizer.vocabulary=100: must be above 260"),
     (
         {"tokenizer": {"sampling": 1.0}},
@@ -128,14 +121,6 @@ def test_differences_name_the_fields_that_make_another_run() -> None:
         "model.heads: 4 -> 8",
         "optimizer.warmup: 4000 -> 1",
     ]
-
-
-def test_every_field_is_documented() -> None:
-    from tools.documents import config_table
-
-    table = config_table()
-    for name in FIELDS:
-        assert f"| `{name}` |" in table
 
 
 @pytest.mark.parametrize(

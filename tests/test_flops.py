@@ -1,14 +1,17 @@
 """Operations are counted right, and those of a window do not grow with the length."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.tree_util import Partial
 
-from tools.windows import KINDS, MODES, flops_per_query
+from transformer_jax.attention import Mask, attend, scores
+from transformer_jax.attention.gathered import local_p_gathered
 from transformer_jax.flops import count_flops, largest_matmul
 
 A, B = jnp.ones((3, 4)), jnp.ones((4, 5))
@@ -60,15 +63,35 @@ def test_a_loop_of_unknown_length_is_refused() -> None:
         count_flops(grows, SQUARE)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_windows_cost_does_not_grow_with_length(kind: str, mode: str) -> None:
+def soft(x: jax.Array, window: int) -> jax.Array:
+    return attend(x, x, x, kernel="blockwise")[0]
+
+
+def local_m(x: jax.Array, window: int) -> jax.Array:
+    return attend(x, x, x, Mask(window=window), kernel="blockwise")[0]
+
+
+def local_p(x: jax.Array, window: int) -> jax.Array:
+    length = jnp.full((1, x.shape[2]), x.shape[2])
+    near = {"center": x[..., 0], "window": window, "score": Partial(scores.scaled_dot)}
+    return local_p_gathered(x, x, x, 0 * length, length, **near)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("kind", [soft, local_m, local_p])
+def test_a_windows_cost_does_not_grow_with_length(
+    kind: Callable[..., jax.Array], gradient: bool
+) -> None:
     def flops(length: int, window: int) -> float:
-        return flops_per_query(kind, mode, length, window)
+        def run(x: jax.Array) -> Any:
+            return jax.vjp(partial(kind, window=window), x)[1](x) if gradient else kind(x, window)
+
+        shape = jax.ShapeDtypeStruct((1, 8, length, 64), jnp.float32)
+        return count_flops(run, shape) / length
 
     growth = flops(4096, 16) / flops(1024, 16)
-    assert growth == pytest.approx(4 if kind == "soft" else 1, rel=0.03)
-    if kind != "soft":
+    assert growth == pytest.approx(4 if kind is soft else 1, rel=0.03)
+    if kind is not soft:
         # Four times the window: nearly four times the cost, less what a block of queries adds.
         assert 2.5 < flops(4096, 256) / flops(4096, 64) < 4
 

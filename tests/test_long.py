@@ -41,14 +41,14 @@ def test_the_quickstart_learns_the_grammar(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_latent_attention_reads_recipes_that_pooling_cannot(tmp_path: Path) -> None:
     """On couples of services that training never joins."""
-    found: dict[str, dict[str, float]] = {}
+    scores: dict[str, dict[str, float]] = {}
     for kind in ("latent", "soft"):
         run = f"--run={tmp_path / kind}"
         config = ("--config=configs/recipes.py", f"--config.model.cross-attention.kind={kind}")
         program("train", *config, run)
-        found[kind] = json.loads(program("evaluate", run, "--data", "recipes:test", "--json"))
-    assert found["latent"]["exact"] >= 0.95, found
-    assert found["soft"]["exact"] <= 0.7, found
+        scores[kind] = json.loads(program("evaluate", run, "--data", "recipes:test", "--json"))
+    assert scores["latent"]["exact"] >= 0.95, scores
+    assert scores["soft"]["exact"] <= 0.7, scores
     sentences = [
         "Autosave Instagram photos to your Dropbox folder",
         "Post photos in your Dropbox folder to Instagram",
@@ -88,5 +88,5 @@ def test_hard_attention_learns_to_copy(tmp_path: Path) -> None:
         (tmp_path / f"{name}.tsv").write_text("".join(f"{x}\t{x}\n" for x in lines), "utf-8")
     (tmp_path / "copy.py").write_text(COPYING.format(tmp_path), "utf-8")
     program("train", f"--config={tmp_path / 'copy.py'}", f"--run={tmp_path / 'run'}")
-    found = json.loads(program("evaluate", f"--run={tmp_path / 'run'}", "--json"))
-    assert found["exact"] >= 0.99, found
+    scores = json.loads(program("evaluate", f"--run={tmp_path / 'run'}", "--json"))
+    assert scores["exact"] >= 0.99, scores

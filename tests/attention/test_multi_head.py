@@ -60,29 +60,7 @@ def test_attention_is_the_formula() -> None:
     assert weights is not None
     np.testing.assert_allclose(weights.sum(-1), np.broadcast_to(mask.any(-1), (2, 3, 4)), atol=1e-6)
     assert not np.any(np.where(mask, 0, weights))
-
-
-def test_without_mask_every_key_is_seen() -> None:
-    output, _ = attend(*inputs(), None)
-    np.testing.assert_allclose(output, by_hand(inputs(), np.ones((2, 1, 4, 5), bool)), atol=1e-6)
-
-
-def test_query_without_keys_gives_zero_and_finite_gradients() -> None:
-    def total(arrays: Inputs) -> Array:
-        return jnp.sum(jnp.square(attend(*arrays, random_mask())[0]))
-
-    output, weights = attend(*inputs(), random_mask(), kernel="reference")
-    assert weights is not None
-    assert not output[0, :, 0].any()
-    assert not weights[0, :, 0].any()
-    query, key, value = jax.grad(total)(inputs())
-    assert all(bool(jnp.isfinite(g).all()) and bool(g.any()) for g in (query, key, value))
-    assert not query[0, :, 0].any()
-
-
-def test_large_scores_do_not_overflow() -> None:
-    output, _ = attend(*inputs(scale=1e4), random_mask())
-    assert jnp.isfinite(output).all()
+    assert not output[0, :, 0].any(), "a query without keys"
 
 
 def test_softmax_is_float32_in_bfloat16() -> None:
@@ -109,16 +87,6 @@ def test_dropout_changes_what_is_used_and_not_what_is_returned() -> None:
     np.testing.assert_allclose(output, jnp.einsum("bnts,bnsh->bnth", used, value), atol=1e-6)
 
 
-def test_attend_calls_the_kernel_it_is_given() -> None:
-    def kernel(query: Array, key: Array, value: Array, mask: Any, **_: Any) -> Any:
-        return query + 1.0, None
-
-    query, key, value = inputs()
-    output, weights = attend(query, key, value, None, kernel=kernel)
-    np.testing.assert_array_equal(output, query + 1.0)
-    assert weights is None
-
-
 def test_masks() -> None:
     ids = jnp.array([[5, 4, 2, 0], [2, 0, 0, 0]])
     seen = padding_mask(ids).dense(3, 4)
@@ -134,8 +102,8 @@ def test_masks() -> None:
     np.testing.assert_array_equal(first, [[0, 0, 1, 0]])
     np.testing.assert_array_equal(length, [[1, 1, 2, 0]])
     # Positions that start anew in each segment: the window is within the sentence.
-    own, theirs = jnp.array([[0, 1, 0, 0]]), jnp.array([[0, 0, 1, 0, 0]])
-    near = Mask(segments, own, keys, theirs)
+    ours, theirs = jnp.array([[0, 1, 0, 0]]), jnp.array([[0, 0, 1, 0, 0]])
+    near = Mask(segments, ours, keys, theirs)
     wanted[1] = [0, 0, 0, 0, 0]
     wanted[2] = [0, 1, 0, 0, 0]
     np.testing.assert_array_equal(near.windowed(0).dense(4, 5)[0, 0], np.array(wanted, bool))

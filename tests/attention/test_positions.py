@@ -18,13 +18,13 @@ def test_rotation_is_a_product_of_complex_numbers() -> None:
     """Column pairs as complex numbers, times exp(i · position · 10000^(-2j/H))."""
     x = jax.random.normal(jax.random.key(0), (2, 3, 5, 6))
     positions = jnp.array([[0, 1, 2, 3, 4], [7, 100, 0, 3, 900]])
-    found = rotate(x, positions)
+    rotated = rotate(x, positions)
     for b, n, t, j in np.ndindex(2, 3, 5, 3):
         pair = complex(*np.asarray(x[b, n, t, 2 * j : 2 * j + 2], np.float64))
         turned = pair * cmath.exp(1j * int(positions[b, t]) * 10000.0 ** (-2 * j / 6))
         wanted = (turned.real, turned.imag)
         # The angle itself is rounded: 900 radians are known to 6e-5 in float32.
-        np.testing.assert_allclose(found[b, n, t, 2 * j : 2 * j + 2], wanted, atol=2e-4)
+        np.testing.assert_allclose(rotated[b, n, t, 2 * j : 2 * j + 2], wanted, atol=2e-4)
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,10 @@ def test_rotation_is_a_product_of_complex_numbers() -> None:
 def test_alibi_is_slopes_times_distances(heads: int, slopes: list[float]) -> None:
     """Slopes as in the paper for 8 heads, and in its code for numbers that are no power of 2."""
     queries, keys = jnp.array([[0, 1, 5]]), jnp.array([[0, 2, 3, 9]])
-    found = alibi(queries, keys, heads)
-    assert found.shape == (1, heads, 3, 4)
+    bias = alibi(queries, keys, heads)
+    assert bias.shape == (1, heads, 3, 4)
     for n, t, s in np.ndindex(heads, 3, 4):
-        assert found[0, n, t, s] == -slopes[n] * abs(int(queries[0, t]) - int(keys[0, s]))
+        assert bias[0, n, t, s] == -slopes[n] * abs(int(queries[0, t]) - int(keys[0, s]))
 
 
 def bucket_by_hand(distance: int, both_sides: bool, buckets: int, furthest: int) -> int:
@@ -63,23 +63,23 @@ def bucket_by_hand(distance: int, both_sides: bool, buckets: int, furthest: int)
 @pytest.mark.parametrize(("buckets", "furthest"), [(32, 128), (16, 50)])
 def test_relative_buckets(both_sides: bool, buckets: int, furthest: int) -> None:
     distances = np.arange(-400, 401)
-    found = relative_bucket(
+    numbers = relative_bucket(
         jnp.asarray(distances), both_sides=both_sides, buckets=buckets, furthest=furthest
     )
     wanted = [bucket_by_hand(int(d), both_sides, buckets, furthest) for d in distances]
     # Where the logarithm is whole, such as at a distance of 32, rounding may fall on either side.
-    differ = np.flatnonzero(np.asarray(found) != wanted)
+    differ = np.flatnonzero(np.asarray(numbers) != wanted)
     assert len(differ) <= 4
-    assert np.all(np.abs(np.asarray(found)[differ] - np.array(wanted)[differ]) == 1)
-    assert found.min() == 0
-    assert found.max() == buckets - 1
+    assert np.all(np.abs(np.asarray(numbers)[differ] - np.array(wanted)[differ]) == 1)
+    assert numbers.min() == 0
+    assert numbers.max() == buckets - 1
 
 
 def test_relative_bias_is_the_number_of_the_bucket() -> None:
     layer = RelativeBias(heads=2, both_sides=True, buckets=8)
     queries, keys = jnp.array([[0, 3]]), jnp.array([[0, 1, 2, 200]])
     table = jax.random.normal(jax.random.key(0), (8, 2))
-    found = layer.apply({"params": {"table": table}}, queries, keys)
+    bias = layer.apply({"params": {"table": table}}, queries, keys)
     for n, t, s in np.ndindex(2, 2, 4):
         bucket = bucket_by_hand(int(keys[0, s] - queries[0, t]), True, 8, 128)
-        assert jnp.asarray(found)[0, n, t, s] == table[bucket, n]
+        assert jnp.asarray(bias)[0, n, t, s] == table[bucket, n]

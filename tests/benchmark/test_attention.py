@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from common import error_line
 
 from transformer_jax.attention import Mask
 from transformer_jax.benchmark import attention, attention_report, pytorch, timing
@@ -179,13 +180,7 @@ def test_matmuls_of_long_sentences_need_little_memory(length: int) -> None:
 def test_bad_input_is_one_line(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as stop:
-        bench("--lengths", "8", *arguments)
-    printed = capsys.readouterr()
-    assert stop.value.code == 2
-    assert len(printed.err.splitlines()) == 1
-    assert words in printed.err
-    assert not printed.out
+    assert words in error_line(["bench", "attention", *SMALL, "--lengths", "8", *arguments], capsys)
 
 
 def test_without_names_all_kernels_that_run_here_are_measured() -> None:

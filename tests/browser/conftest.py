@@ -70,9 +70,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     for program in ("chromium", "chromedriver"):
         if shutil.which(program) is None:
             pytest.skip(f"needs {program}; Debian's packages are chromium and chromium-driver")
-    made = Browser(tmp_path_factory.mktemp("profile"))
-    yield made
-    made.driver.quit()
+    chromium = Browser(tmp_path_factory.mktemp("profile"))
+    yield chromium
+    chromium.driver.quit()
 
 
 class QuietHandler(SimpleHTTPRequestHandler):

@@ -6,36 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from common import sentence_weights
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 
 from transformer_jax.decoding.attention_view import attention_view
-from transformer_jax.decoding.attention_weights import SentenceWeights
 
 pytestmark = pytest.mark.long
 
 SOURCE = ["▁I", "▁have", "▁read", "▁the", "▁book", "</s>"]
 TARGET = ["▁ich", "▁habe", "▁das", "▁Buch", "▁gelesen", "<b>", "</s>"]
-LAYERS, HEADS = 2, 3
 
-
-def made() -> SentenceWeights:
-    draw = np.random.default_rng(0)
-
-    def weights(queries: int, keys: int) -> dict[int, np.ndarray]:
-        return {i: draw.dirichlet(np.ones(keys), (HEADS, queries)) for i in range(LAYERS)}
-
-    source, target = len(SOURCE), len(TARGET)
-    layers = {
-        "encoder": weights(source, source),
-        "decoder": weights(target, target),
-        "cross": weights(target, source),
-    }
-    return SentenceWeights(SOURCE, ["<s>", *TARGET[:-1]], TARGET, layers)
-
-
-WEIGHTS = made()
+WEIGHTS = sentence_weights(SOURCE, TARGET, layers=2, heads=3)
 SIDES = {
     "encoder": (WEIGHTS.source, WEIGHTS.source),
     "decoder": (WEIGHTS.outputs, WEIGHTS.inputs),
@@ -57,8 +40,8 @@ def choose(browser: Any, attention: str, layer: int, head: int | str) -> np.ndar
     """Chooses by the three menus. Returns the weights that are to be shown."""
     for name, value in (("attention", attention), ("layer", layer), ("head", head)):
         Select(browser.driver.find_element(By.ID, name)).select_by_value(str(value))
-    found = WEIGHTS.layers[attention][layer]
-    return found.mean(0) if head == "mean" else found[int(head)]
+    weights = WEIGHTS.layers[attention][layer]
+    return weights.mean(0) if head == "mean" else weights[int(head)]
 
 
 def shown(browser: Any) -> dict[str, float]:

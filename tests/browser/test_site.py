@@ -43,9 +43,9 @@ def test_search_finds_a_function(browser: Any, site: str) -> None:
     name = f"{beam_search.__module__}.{beam_search.__name__}"
     browser.driver.find_element(By.PARTIAL_LINK_TEXT, name).click()
     assert browser.driver.current_url.endswith(f"decoding.html#{name}")
-    found = browser.driver.find_element(By.ID, name)
-    assert found.is_displayed()
-    assert "beams" in found.text
+    entry = browser.driver.find_element(By.ID, name)
+    assert entry.is_displayed()
+    assert "beams" in entry.text
     assert browser.errors() == []
 
 

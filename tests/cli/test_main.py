@@ -8,13 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-from common import error_line
+from common import changed, error_line
 from object_store import Bucket
 
 from tools.common import config_file as write_config
@@ -175,12 +174,7 @@ BAD_TRAINING = {
     "tokenizer.vocabulary=20000": ["--config.tokenizer.vocabulary=20000"],
     "tokenizer b.de: not a SentencePiece model": ["--config.tokenizer.models", "b.de"],
     "model.heads=3: must be a divisor of model.d_model=16": ["--config.model.heads=3"],
-    "model.layers=0: must be above 0": ["--config.model.layers=0"],
-    "model.dropout=1.5: must be at least 0 and below 1": ["--config.model.dropout=1.5"],
-    "optimizer.warmup=0: must be above 0": ["--config.optimizer.warmup=0"],
-    "decode.beam=0: must be above 0": ["--config.decode.beam=0"],
     "data.batch_tokens=16: must be at least": ["--config.data.batch-tokens=16"],
-    "--config.model.layrs": ["--config.model.layrs=1"],
     "no such folder": ["--init-from=nothing"],
     "--profile=-1: must be at least 0": ["--profile=-1"],
     "model.decoder_start_id=5000: must be below the": ["--config.model.decoder-start-id=5000"],
@@ -341,9 +335,9 @@ def test_evaluation_prints_scores_and_signatures(
     assert "tok:13a" in text
     assert "bleu_lower_tokenized" in text
     main(["evaluate", f"--run={finished.folder}", "--json", "--beam=1"])
-    found = json.loads(capsys.readouterr().out)
-    assert (found["search"]["beam"], found["steps"]) == (1, [finished.best_step()])
-    assert {"bleu", "chrf", "exact", "loss", "perplexity", "signatures"} <= found.keys()
+    scores = json.loads(capsys.readouterr().out)
+    assert (scores["search"]["beam"], scores["steps"]) == (1, [finished.best_step()])
+    assert {"bleu", "chrf", "exact", "loss", "perplexity", "signatures"} <= scores.keys()
 
 
 @pytest.mark.long
@@ -360,11 +354,11 @@ def test_searches_are_compared_in_one_table_and_with_a_baseline(
     assert [row[:2] for row in rows[1:]] == [["1", "0.6"], ["1", "1"], ["3", "0.6"], ["3", "1"]]
     baseline.write_text("x\n" * count)
     main([*command, "--beam=1", f"--baseline={baseline}", "--json"])
-    found = json.loads(capsys.readouterr().out)["baseline"]
+    compared = json.loads(capsys.readouterr().out)["baseline"]
     for name in ("bleu", "chrf"):
-        assert found[name]["baseline"]["score"] < found[name]["ours"]["score"]
-        assert 0 <= found[name]["p_value"] <= 1
-    assert found["chrf"]["p_value"] < 0.05
+        assert compared[name]["baseline"]["score"] < compared[name]["ours"]["score"]
+        assert 0 <= compared[name]["p_value"] <= 1
+    assert compared["chrf"]["p_value"] < 0.05
     main([*command, "--beam=1", f"--baseline={baseline}", "--worst=1"])
     text = capsys.readouterr().out
     assert text.count("worst output") == text.count("best output") == 1
@@ -418,38 +412,21 @@ def test_pairs_are_scored_and_aligned(
 BAD_OPTIONS = {
     "--show=-1: must be at least 0": ["evaluate", "--show=-1"],
     "--language=xx: must be one of as, bn": ["evaluate", "--language=xx"],
-    "decode.beam=0: must be above 0": ["translate", "--beam=0"],
-    "decode.n_best=9: must be at most decode.beam=4": ["translate", "--beam=4", "--n-best=9"],
-    "decode.top_p=0.0: must be above 0 and at most 1": [
-        "translate",
-        "--config.decode.sample=True",
-        "--config.decode.top-p=0",
-    ],
-    "decode.top_k=3: must be left out without decode.sample=true": [
-        "translate",
-        "--config.decode.top-k=3",
-    ],
-    "decode.temperature=0.0: must be above 0": ["translate", "--config.decode.temperature=0"],
-    "decode.min_length=9: must be below decode.max_length=9": [
-        "translate",
-        "--config.decode.min-length=9",
-        "--config.decode.max-length=9",
-    ],
     "no-such.txt: No such file": ["translate", "--input=no-such.txt"],
-    "decode.min_length=32: must be below model.max_length=32": [
-        "translate",
-        "--config.decode.min-length=32",
-    ],
-    "decode.suppress: must not hold the end symbol </s>": [
-        "translate",
-        "--config.decode.suppress",
-        "</s>",
-    ],
-    "--output=x.gz: is written as plain text; name it without .gz": [
-        "translate",
-        "--output=x.gz",
-    ],
+    "--output=x.gz: is written as plain text; name it without": ["translate", "--output=x.gz"],
 }
+BAD_SEARCHES = {
+    "n_best=9: must be at most decode.beam=4": "beam=4 n-best=9",
+    "top_p=0.0: must be above 0 and at most 1": "sample=True top-p=0",
+    "top_k=3: must be left out without decode.sample=true": "top-k=3",
+    "temperature=0.0: must be above 0": "temperature=0",
+    "min_length=9: must be below decode.max_length=9": "min-length=9 max-length=9",
+    "min_length=32: must be below model.max_length=32": "min-length=32",
+    "suppress: must not hold the end symbol </s>": "suppress=</s>",
+}
+for field, values in BAD_SEARCHES.items():
+    chosen = [f"--config.decode.{value}" for value in values.split()]
+    BAD_OPTIONS[f"decode.{field}"] = ["translate", *chosen]
 
 
 @pytest.mark.parametrize("message", BAD_OPTIONS)
@@ -489,11 +466,17 @@ def uploaded(finished: Run, bucket: Bucket) -> AnyPath:
 
 
 @pytest.mark.long
-def test_averages_in_object_storage_translate(
-    finished: Run, uploaded: AnyPath, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_runs_in_object_storage_are_as_others(
+    finished: Run,
+    uploaded: AnyPath,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """They are averaged, translate, and are shown and evaluated alike."""
+    monkeypatch.setattr(planning, "usable_host_memory", lambda: 2**30)  # which changes
     (tmp_path / "input").write_text("red old\nblue\n")
-    translations = []
+    shown = []
     for source, out in (
         (finished.folder, str(tmp_path / "average")),
         (uploaded, "gs://bucket/runs/average"),
@@ -501,28 +484,12 @@ def test_averages_in_object_storage_translate(
         main(["average", f"--run={source}", "--last=2", f"--out={out}"])
         assert capsys.readouterr().out == f"{out}: average of steps 8, 12\n"
         main(["translate", f"--run={out}", f"--input={tmp_path / 'input'}", "--beam=1"])
-        translations.append(capsys.readouterr().out)
-    assert translations[0] == translations[1]
+        main(["inspect", f"--run={source}"])
+        main(["evaluate", f"--run={source}", "--beam=1"])
+        shown.append(re.sub(r"sentences_per_s [\d.,]+", "", capsys.readouterr().out))
+    assert shown[0] == shown[1]
     again = error_line(["average", f"--run={uploaded}", "--out=gs://bucket/runs/average"], capsys)
     assert "run gs://bucket/runs/average: is not empty" in again
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("command", ["inspect", "evaluate"])
-def test_runs_in_object_storage_are_shown_as_others(
-    command: str,
-    finished: Run,
-    uploaded: AnyPath,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(planning, "usable_host_memory", lambda: 2**30)  # which changes
-    shown = []
-    for folder in (finished.folder, uploaded):
-        main([command, f"--run={folder}"])
-        text = capsys.readouterr().out
-        shown.append(re.sub(r"sentences_per_s [\d.,]+", "", text))
-    assert shown[0] == shown[1] != ""
 
 
 def test_inspection_says_what_a_run_takes(
@@ -567,30 +534,6 @@ def test_devices_to_plan_for_are_checked(
     assert message in error_line(command, capsys)
 
 
-@pytest.mark.parametrize("command", ["translate", "inspect"])
-def test_a_run_is_loaded_once(
-    command: str,
-    fixtures: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    read: list[Path] = []
-    parse = run.parse_json
-    monkeypatch.setattr(run, "parse_json", lambda text: read.append(text) or parse(text))
-    last = {"translate": "--input=gone.txt", "inspect": "--config.data.train=gone.tsv"}[command]
-    with pytest.raises(SystemExit):
-        main([command, f"--run={fixtures / 'run'}", last])
-    assert "gone" in capsys.readouterr().err
-    assert len(read) == 1
-
-
-def test_inspection_shows_no_config_whose_data_are_missing(
-    config_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["inspect", f"--config={config_file}", "--config.data.train=gone.tsv"]
-    assert "gone.tsv" in error_line(command, capsys)
-
-
 def test_inspection_needs_no_data_for_what_the_run_holds(
     fixtures: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -604,44 +547,21 @@ def test_inspection_needs_no_data_for_what_the_run_holds(
     assert error.endswith(f"run {tmp_path / 'none'}: no such folder")
 
 
-@pytest.mark.long
-def test_a_kind_and_a_kernel_of_ones_own(
-    config_file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A run stores the kind's label and the kernel's name; loading it runs neither by itself."""
-    (tmp_path / "own_attention.py").write_text(
-        "from transformer_jax.attention import AttentionOutput, register_kind\n"
-        "from transformer_jax.attention.reference import reference\n"
-        "def sharp(inputs):\n"
-        "    rest = inputs.key, inputs.value, inputs.mask\n"
-        "    return AttentionOutput(*inputs.attend(2 * inputs.query, *rest))\n"
-        "register_kind('sharp', sharp)\n"
-        "def kernel(*arguments, **options):\n"
-        "    return reference(*arguments, **options)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    folder, kind = tmp_path / "run", ["--import", "own_attention"]
-    training = ["train", f"--config={config_file}", f"--run={folder}", "--config.train.steps=1"]
-    training += ["--config.model.cross-attention.kind=sharp"]
-    error = error_line(training, capsys)
-    assert "model.cross_attention.kind='sharp': unknown" in error
-    assert "; one of your own needs --import MODULE" in error
-    assert not folder.exists()
-    main([*training, *kind, "--config.execution.kernel=own_attention:kernel"])
-    stored = json.loads((folder / "config.json").read_text())["config"]
-    assert stored["model"]["cross_attention"]["kind"] == "sharp"
-    assert stored["execution"]["kernel"] == "own_attention:kernel"
-    assert run.load(folder).config.execution.kernel == "auto"
-    monkeypatch.delitem(kinds.KINDS, "sharp")
-    translation = ["translate", f"--run={folder}", "--input=/dev/null"]
-    capsys.readouterr()
-    assert "model.cross_attention.kind='sharp': unknown" in error_line(translation, capsys)
-    monkeypatch.delitem(sys.modules, "own_attention")
-    main([*translation, *kind])
-    monkeypatch.delitem(kinds.KINDS, "sharp")
+OWN_ATTENTION = """
+from transformer_jax.attention import AttentionOutput, register_kind
+from transformer_jax.attention.reference import reference
+from transformer_jax.attention.scores import SCORES
+
+def sharp(inputs):
+    rest = inputs.key, inputs.value, inputs.mask
+    return AttentionOutput(*inputs.attend(2 * inputs.query, *rest))
+
+def kernel(*arguments, **options):
+    return reference(*arguments, **options)
+
+register_kind("sharp", sharp)
+SCORES["own"] = SCORES["scaled_dot"]
+"""
 
 
 def test_a_module_of_ones_own_is_imported_on_the_command_line_only(
@@ -650,33 +570,40 @@ def test_a_module_of_ones_own_is_imported_on_the_command_line_only(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A run stores the name of a score, and loading it imports nothing by itself."""
-    (tmp_path / "own_score.py").write_text(
-        "from transformer_jax.attention.scores import SCORES\n"
-        "SCORES['own'] = SCORES['scaled_dot']\n"
-    )
+    """A run stores the names of a kind, a score and a kernel, and loading it imports nothing."""
+    (tmp_path / "own_attention.py").write_text(OWN_ATTENTION)
     monkeypatch.chdir(tmp_path)  # where the module is found
     monkeypatch.setattr(sys, "path", [*sys.path])
-    own = ["--import", "own_score"]
-    alone = replace(tiny_config, data=replace(tiny_config.data, dev=()))
-    config = write_config(alone, tmp_path / "config.py")
+    imported = ["--import", "own_attention"]
+    config = write_config(changed(tiny_config, data={"dev": ()}), tmp_path / "config.py")
     training = ["train", f"--config={config}", "--run=run", "--config.train.steps=1"]
-    training += ["--config.model.cross-attention.score=own"]
-    translation = ["translate", "--run=run", "--input=/dev/null"]
-    unknown = "model.cross_attention.score='own': unknown"
-    error = error_line(training, capsys)
-    assert unknown in error
-    assert "--import MODULE" in error
-    main([*training, *own])
-    for command in (translation, ["train", "--run=run", "--config.train.steps=2"]):
-        monkeypatch.delitem(scores.SCORES, "own")
-        monkeypatch.delitem(sys.modules, "own_score")
+    kind = "--config.model.cross-attention.kind=sharp"
+    score = "--config.model.decoder-attention.score=own"
+    for option, name in ((kind, "kind='sharp'"), (score, "score='own'")):
+        error = error_line([*training, option], capsys)
+        assert f"{name}: unknown" in error
+        assert "; one of your own needs --import MODULE" in error
+    assert not (tmp_path / "run").exists()
+    main([*training, kind, score, *imported, "--config.execution.kernel=own_attention:kernel"])
+    stored = json.loads(Path("run/config.json").read_text())["config"]
+    assert stored["model"]["cross_attention"]["kind"] == "sharp"
+    assert stored["execution"]["kernel"] == "own_attention:kernel"
+    assert run.load(Path("run")).config.execution.kernel == "auto"
+    longer = ["train", "--run=run", "--config.train.steps=2", "--config.execution.kernel=auto"]
+    for command in (["translate", "--run=run", "--input=/dev/null"], longer):
+        forget()
         capsys.readouterr()
-        assert unknown in error_line(command, capsys)
-        main([*command, *own])
+        assert ": unknown" in error_line(command, capsys)
+        main([*command, *imported])
+    forget()
     capsys.readouterr()
-    error = error_line([*translation, "--import", "nowhere"], capsys)
+    error = error_line(["translate", "--run=run", "--import", "nowhere"], capsys)
     assert "--import 'nowhere': cannot be imported: No module named 'nowhere'" in error
+
+
+def forget() -> None:
+    """Makes the module of one's own unknown, as in a process that starts."""
+    del kinds.KINDS["sharp"], scores.SCORES["own"], sys.modules["own_attention"]
 
 
 @pytest.mark.parametrize(
@@ -708,19 +635,19 @@ def allocator_of(tmp_path: Path, **variables: str) -> str:
     code += "print(os.environ.get('GLIBC_TUNABLES'), sys.argv[1:])"
     removed = ("GLIBC_TUNABLES", "JAX_PLATFORMS")
     environment = {k: v for k, v in os.environ.items() if k not in removed}
-    found = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", code, "--x=1"],
         env=environment | {"PYTHONPATH": str(tmp_path)} | variables,
         capture_output=True,
         text=True,
-    )
-    return found.stdout
+    ).stdout
 
 
 def test_the_allocator_is_set_once(tmp_path: Path) -> None:
     assert allocator_of(tmp_path, JAX_PLATFORMS="cpu") == f"{ALLOCATOR} ['--x=1']\n"
-    own = "glibc.malloc.check=0"
-    assert allocator_of(tmp_path, JAX_PLATFORMS="cpu", GLIBC_TUNABLES=own) == f"{own} ['--x=1']\n"
+    users = {"GLIBC_TUNABLES": "glibc.malloc.check=0"}
+    shown = allocator_of(tmp_path, JAX_PLATFORMS="cpu", **users)
+    assert shown == "glibc.malloc.check=0 ['--x=1']\n"
 
 
 def test_the_allocator_is_left_alone_on_accelerators(tmp_path: Path) -> None:
@@ -744,7 +671,7 @@ def test_bad_runs_are_error_line(
     (other / "notes.txt").write_text("mine")
     assert "is not a run" in message(other)
 
-    def changed(name: str, edit: Any) -> Path:
+    def changed_run(name: str, edit: Any) -> Path:
         folder = tmp_path / name
         shutil.copytree(finished.folder, folder)
         edit(folder)
@@ -759,18 +686,19 @@ def test_bad_runs_are_error_line(
 
         return edit
 
-    for other in (run.FORMAT - 1, run.FORMAT + 1):
-        refused = message(changed(f"format{other}", stored(format=other)))
-        assert refused.endswith(f"format={other}: this version reads {run.FORMAT}")
-    assert "tokenizers=['a']: must be two" in message(changed("digests", stored(tokenizers=["a"])))
+    refused = message(changed_run("format", stored(format=run.FORMAT + 1)))
+    assert refused.endswith(f"format={run.FORMAT + 1}: this version reads {run.FORMAT}")
+    assert "tokenizers=['a']: must be two" in message(
+        changed_run("digests", stored(tokenizers=["a"]))
+    )
     bad = {"config": {"model": {"layrs": 1}}}
-    assert "layrs: unknown key; did you mean layers?" in message(changed("key", stored(**bad)))
-    assert "damaged" in message(changed("cut", lambda f: (f / "config.json").write_text("{")))
+    assert "layrs: unknown key; did you mean layers?" in message(changed_run("key", stored(**bad)))
+    assert "damaged" in message(changed_run("cut", lambda f: (f / "config.json").write_text("{")))
     assert "tokenizer.model" in message(
-        changed("tokenizer", lambda f: (f / "tokenizer.model").write_bytes(b"nonsense"))
+        changed_run("tokenizer", lambda f: (f / "tokenizer.model").write_bytes(b"nonsense"))
     )
     assert "tokenizer.model: is damaged or is not the one that the run was trained with" in message(
-        changed(
+        changed_run(
             "swapped",
             lambda f: shutil.copy(
                 ROOT / "tests/fixtures/run/tokenizer.model", f / "tokenizer.model"
@@ -778,32 +706,7 @@ def test_bad_runs_are_error_line(
         )
     )
     assert "no whole checkpoint yet" in message(
-        changed("half", lambda f: shutil.rmtree(f / "checkpoints"))
+        changed_run("half", lambda f: shutil.rmtree(f / "checkpoints"))
     )
-    wide = replace(finished.config, model=replace(finished.config.model, d_ff=64))
-    assert "ffn" in message(changed("shape", stored(config=to_json(wide))))
-
-
-@pytest.mark.long
-def test_no_space_is_one_line_and_older_files_stay(
-    config_file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    folder = tmp_path / "run"
-    command = ["train", f"--config={config_file}", f"--run={folder}"]
-    main([*command, "--config.train.steps=4"])
-    before = {p: p.read_bytes() for p in (folder / "checkpoints").rglob("*") if p.is_file()}
-    capsys.readouterr()
-
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
-    with pytest.raises(SystemExit) as stop:
-        main([*command, "--config.train.steps=8"])
-    assert stop.value.code == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if "error" in line] == lines[-1:]
-    assert re.match(r"transformer-jax: error: no space left in .*: [\d,]+ bytes needed", lines[-1])
-    assert {p: p.read_bytes() for p in before} == before
-    assert run.load(folder).best_step() == 4
+    wide = changed(finished.config, model={"d_ff": 64})
+    assert "ffn" in message(changed_run("shape", stored(config=to_json(wide))))

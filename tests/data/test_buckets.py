@@ -45,8 +45,8 @@ def test_a_batch_must_hold_its_longest_pairs(side: int) -> None:
 
 def test_sentences_are_batched_by_length() -> None:
     lengths = [9, 0, 3, 60, 50, 9, 1, 12, 55, 9, 10, 2]
-    found = list(batches_by_length(lengths, batch_tokens=96, max_length=60, devices=3))
-    assert found == [
+    batches = list(batches_by_length(lengths, batch_tokens=96, max_length=60, devices=3))
+    assert batches == [
         ((6, 16), [6, 11, 2, 0]),
         ((6, 16), [5, 9, 10, 7]),
         ((3, 60), [4]),
@@ -54,5 +54,5 @@ def test_sentences_are_batched_by_length() -> None:
         ((3, 60), [3]),
     ]
     # Two that do not fill a batch join those of the next width.
-    found = list(batches_by_length([3, 4, 20, 21, 22], batch_tokens=64, max_length=60))
-    assert found == [((2, 32), [0, 1]), ((2, 32), [2, 3]), ((1, 32), [4])]
+    batches = list(batches_by_length([3, 4, 20, 21, 22], batch_tokens=64, max_length=60))
+    assert batches == [((2, 32), [0, 1]), ((2, 32), [2, 3]), ((1, 32), [4])]

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from corpus_files import small_tokenizers
 
 from transformer_jax.config import Config, DataConfig, ModelConfig, TokenizerConfig, TrainConfig
 from transformer_jax.data import loader as data
@@ -26,21 +27,14 @@ from transformer_jax.data.ragged import Ragged
 from transformer_jax.special_ids import BOS, EOS, PAD
 from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpus
-from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.types import Batch
 
 Rows = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
-@cache
-def tokenizers() -> Tokenizers:
-    lines = [f"the {i % 7} dogs of number {i}" for i in range(300)]
-    return tokenizer.train([(line, line[::-1]) for line in lines], TokenizerConfig(vocabulary=300))
-
-
 def examples_of(rows: Rows) -> Examples:
     source, target = (Ragged.of(side) for side in zip(*rows, strict=True))
-    return Examples(source, target, tokenizers(), Report(len(rows), 0, 0, 0))
+    return Examples(source, target, small_tokenizers(), Report(len(rows), 0, 0, 0))
 
 
 @cache
@@ -58,7 +52,7 @@ def examples(count: int = 300, longest: int = 20) -> Examples:
 @cache
 def text_examples(count: int = 60) -> Examples:
     """Pairs that the tokenizer made of text, so that subwords can be sampled."""
-    encode = tokenizers().source.encode
+    encode = small_tokenizers().source.encode
     lines = [f"the {i} dogs of number" + " of" * (i % 5) for i in range(count)]
     return examples_of([((*encode(line), EOS), (*encode(line[::-1]), EOS)) for line in lines])
 
@@ -81,7 +75,7 @@ def packed_pairs(batch: Batch) -> int:
 
 def pairs_in(batch: Batch) -> Rows:
     """The pairs of a batch, packed or not, after checking everything around them."""
-    found: Rows = []
+    pairs: Rows = []
     segments: list[Any] = [batch.source_segments, batch.target_segments]
     if batch.source_segments is None:
         segments = [np.int32(batch.source != PAD), np.int32(batch.target_out != PAD)]
@@ -101,13 +95,13 @@ def pairs_in(batch: Batch) -> Rows:
             target_in = batch.target_in[row, at_target].tolist()
             target_out = batch.target_out[row, at_target].tolist()
             assert target_in == [BOS, *target_out[:-1]]
-            found.append((tuple(source), tuple(target_out)))
+            pairs.append((tuple(source), tuple(target_out)))
     assert all(array is None or array.dtype == np.int32 for array in batch)
     for array in (batch.target_in, batch.target_segments, batch.target_positions):
         assert array is None or not array[batch.target_out == PAD].any()
     for array in (batch.source_segments, batch.source_positions):
         assert array is None or not array[batch.source == PAD].any()
-    return found
+    return pairs
 
 
 def pairs_of(examples: Examples) -> Rows:
@@ -126,12 +120,12 @@ def placed(loaded: Loaded) -> tuple[int, Batch]:
 
 def epoch_of(loader: Loader, position: int = 0) -> list[tuple[int, Batch]]:
     """The rest of the epoch that `position` is in."""
-    found = []
+    batches = []
     for loaded in loader.batches(position):
-        found.append(placed(loaded))
+        batches.append(placed(loaded))
         assert loaded.epoch == loader.epoch(loaded.after)
         if loaded.epoch > loader.epoch(position):
-            return found
+            return batches
     raise AssertionError("batches end")
 
 
@@ -197,28 +191,28 @@ def test_batches_of_mixed_corpora_are_counted(
 ) -> None:
     monkeypatch.setattr(data, "CHUNK", 25)
     mixed = dataclasses.replace(text_examples(), sizes=(50, 10))
-    decode = tokenizers().source.decode
+    decode = small_tokenizers().source.decode
     large = {decode(pair[0]) for pair in pairs_of(text_examples())[:50]}
     names = {"train": ("large.tsv", "small.tsv"), "weights": (1.0, 1.0)}
 
     def make() -> Loader:
         return Loader(mixed, config(sampling, **changes, **names))
 
-    found = list(itertools.islice(make().batches(), 30))
-    for loaded in found:
+    batches = list(itertools.islice(make().batches(), 30))
+    for loaded in batches:
         texts = [decode(source) for source, _ in pairs_in(loaded.batch)]
         wanted = (sum(text in large for text in texts), sum(text not in large for text in texts))
         assert loaded.drawn == wanted
-    total = np.sum([loaded.drawn for loaded in found], axis=0)
+    total = np.sum([loaded.drawn for loaded in batches], axis=0)
     assert abs(total[0] - total[1]) <= 0.1 * total.sum()
     if sampling:  # a pair has other subwords whenever it is drawn, also within an epoch
-        every = [source for loaded in found for source, _ in pairs_in(loaded.batch)]
+        every = [source for loaded in batches for source, _ in pairs_in(loaded.batch)]
         sources = [source for source in every if decode(source) not in large]
         assert len({*sources}) > 1.3 * 10 * total.sum() / len(mixed)
     for done in (1, 7, 20):
-        again = list(itertools.islice(make().batches(found[done - 1].after), 5))
-        assert [item.drawn for item in again] == [item.drawn for item in found[done : done + 5]]
-        assert same([*map(placed, again)], [*map(placed, found[done : done + 5])])
+        again = list(itertools.islice(make().batches(batches[done - 1].after), 5))
+        assert [item.drawn for item in again] == [item.drawn for item in batches[done : done + 5]]
+        assert same([*map(placed, again)], [*map(placed, batches[done : done + 5])])
 
 
 def test_pairs_go_into_the_smallest_shape_or_fill_the_next() -> None:
@@ -275,32 +269,25 @@ def test_resuming_reads_one_window(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("changes", LAYOUTS[:2])
 def test_devices_and_processes_only_add_and_share_rows(changes: dict[str, Any]) -> None:
-    def made(*shard: Any) -> list[tuple[int, Batch]]:
+    """The rows of a process need not follow each other, as on TPU slices of several hosts."""
+
+    def batches(*shard: Any) -> list[tuple[int, Batch]]:
         return take(Loader(examples(), config(**changes), Shard(*shard)), 12)
 
-    alone, twelve, thirds = made(), made(12), [made(12, ([i], 3)) for i in range(3)]
-    for (position, batch), (other, wide), *rest in zip(alone, twelve, *thirds, strict=True):
+    alone, twelve, apart = batches(), batches(12), batches(12, ([0, 3], 4))
+    quarters = [batches(12, ([i], 4)) for i in range(4)]
+    for (position, batch), (other, wide), (_, ends), *rest in zip(
+        alone, twelve, apart, *quarters, strict=True
+    ):
         assert {position} == {other, *(part for part, _ in rest)}
-        parts = [part for _, part in rest]
-        shares = [np.concatenate(share) for share in zip(*map(filled, parts), strict=True)]
-        for array, more, share in zip(filled(batch), filled(wide), shares, strict=True):
+        parts = [filled(part) for _, part in rest]
+        arrays = zip(filled(batch), filled(wide), filled(ends), *parts, strict=True)
+        for array, more, outer, *shares in arrays:
             assert len(more) == -(-len(array) // 12) * 12
             assert np.array_equal(more[: len(array)], array)
             assert not more[len(array) :].any()
-            assert np.array_equal(share, more)
-
-
-@pytest.mark.parametrize("changes", LAYOUTS[:2])
-def test_the_rows_of_a_process_need_not_follow_each_other(changes: dict[str, Any]) -> None:
-    """As on TPU slices of several hosts."""
-
-    def made(own: list[int]) -> list[tuple[int, Batch]]:
-        return take(Loader(examples(), config(**changes), Shard(12, (own, 4))), 12)
-
-    for (_, apart), *parts in zip(made([0, 3]), made([0]), made([3]), strict=True):
-        wanted = zip(*(filled(part) for _, part in parts), strict=True)
-        for array, rows in zip(filled(apart), wanted, strict=True):
-            assert np.array_equal(array, np.concatenate(rows))
+            assert np.array_equal(np.concatenate(shares), more)
+            assert np.array_equal(np.concatenate([shares[0], shares[3]]), outer)
 
 
 @pytest.mark.parametrize("changes", LAYOUTS[:2])
@@ -370,7 +357,7 @@ def test_sampled_batches_hold_the_same_text(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(data, "CHUNK", 25)
     loader = Loader(text_examples(), config(0.3))
     plain = pairs_of(text_examples())
-    decode = tokenizers().source.decode
+    decode = small_tokenizers().source.decode
 
     def text(rows: Rows) -> Counter[tuple[str, str]]:
         return Counter((decode(source), decode(target)) for source, target in rows)
@@ -390,13 +377,12 @@ def test_a_pair_outside_the_first_window_may_be_the_longest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(data, "CHUNK", 25)
-    encode = tokenizers().source.encode
+    encode = small_tokenizers().source.encode
     pair = (*encode("of number " * 6), EOS), (*encode("rebmun fo " * 6), EOS)
     every = examples_of([*pairs_of(text_examples()), pair])
     for seed in range(3):
         loader = Loader(every, config(0.1, seed, batch_tokens=1000))
-        found = [pair for _, batch in epoch_of(loader) for pair in pairs_in(batch)]
-        assert len(found) == len(every)
+        assert sum(len(pairs_in(batch)) for _, batch in epoch_of(loader)) == len(every)
 
 
 def test_batches_of_all_shapes_are_mixed() -> None:
@@ -418,8 +404,8 @@ def test_sampled_lengths_choose_the_shapes() -> None:
 def test_evaluation_has_every_pair_once_whatever_the_budget() -> None:
     for tokens in (320, 100):  # of 100 the longest pairs need more
         batches = list(evaluation_batches(examples(), config(batch_tokens=tokens, packing=True)))
-        found = [pair for batch in batches for pair in pairs_in(batch)]
-        assert Counter(found) == Counter(pairs_of(examples()))
+        pairs = Counter(pair for batch in batches for pair in pairs_in(batch))
+        assert pairs == Counter(pairs_of(examples()))
         assert len({batch.source.shape + batch.target_out.shape for batch in batches}) <= 4
         assert all(batch.source_segments is None for batch in batches)
     batches = partial(evaluation_batches, examples(), config(start_id=EOS))
@@ -459,20 +445,20 @@ def test_tiny_corpora() -> None:
 
 
 def test_prefetch_gives_the_items_and_works_ahead() -> None:
-    made: list[int] = []
+    yielded: list[int] = []
 
     def items() -> Iterator[int]:
         for i in range(6):
-            made.append(i)
+            yielded.append(i)
             yield i
 
     ahead = data.prefetch(items(), size=2)
     assert next(ahead) == 0
     deadline = time.time() + 10
-    while len(made) < 3 and time.time() < deadline:
+    while len(yielded) < 3 and time.time() < deadline:
         time.sleep(0.01)
     time.sleep(0.05)
-    assert made == [0, 1, 2]  # one given, two ready
+    assert yielded == [0, 1, 2]  # one given, two ready
     assert list(ahead) == [1, 2, 3, 4, 5]
 
 
@@ -508,9 +494,9 @@ MULTI30K = Path(__file__).parents[3] / "shared" / "data" / "multi30k"
 @pytest.fixture(scope="module")
 def multi30k(tmp_path_factory: pytest.TempPathFactory) -> Examples:
     name = f"{MULTI30K}/train.en.gz,{MULTI30K}/train.de.gz"
-    made = tokenizer.train(Corpus(name).pairs(), TokenizerConfig(vocabulary=4000))
+    tokenizers = tokenizer.train(Corpus(name).pairs(), TokenizerConfig(vocabulary=4000))
     options = DataConfig(cache=str(tmp_path_factory.mktemp("cache")))
-    return tokenize([Corpus(name)], made, options, max_length=256, filters=True)
+    return tokenize([Corpus(name)], tokenizers, options, max_length=256, filters=True)
 
 
 @pytest.mark.skipif(not MULTI30K.exists(), reason="needs shared/data/multi30k beside the project")

@@ -26,8 +26,8 @@ KEY = np.uint64(0x1234_5678_9ABC_DEF0)
 
 
 def is_permutation(count: int) -> bool:
-    found = permuted(np.arange(count), count, np.full(count, KEY))
-    return np.array_equal(np.sort(found), np.arange(count))
+    places = permuted(np.arange(count), count, np.full(count, KEY))
+    return np.array_equal(np.sort(places), np.arange(count))
 
 
 def test_permutations_by_index_are_bijective() -> None:
@@ -44,10 +44,10 @@ def test_permutations_of_every_count_are_bijective() -> None:
 def test_all_permutations_are_about_as_frequent(count: int) -> None:
     keys = random_order(30_000, 1).astype(np.uint64)
     places = [permuted(np.full(len(keys), i), count, keys) for i in range(count)]
-    found = Counter(zip(*(place.tolist() for place in places), strict=True))
-    assert len(found) == math.factorial(count)
-    mean = len(keys) / len(found)
-    assert max(abs(n - mean) for n in found.values()) < 0.3 * mean
+    frequency = Counter(zip(*(place.tolist() for place in places), strict=True))
+    assert len(frequency) == math.factorial(count)
+    mean = len(keys) / len(frequency)
+    assert max(abs(n - mean) for n in frequency.values()) < 0.3 * mean
 
 
 def test_keys_permute_differently() -> None:
@@ -109,8 +109,8 @@ def test_corpora_are_mixed_by_their_weights() -> None:
     sizes, names = [1000, 10, 7], ("large.tsv", "small.tsv", "never.tsv")
     order = make_order(sizes, config(*names, weights=(3.0, 1.0, 0.0)), 0)
     assert order.epoch == 1010
-    found = [drawn(order, 101, 10 * i, 10 * i + 10) for i in range(4)]
-    pairs, passes = (np.concatenate(each) for each in zip(*found, strict=True))
+    chunks = [drawn(order, 101, 10 * i, 10 * i + 10) for i in range(4)]
+    pairs, passes = (np.concatenate(each) for each in zip(*chunks, strict=True))
     counts = np.bincount(pairs, minlength=1017)
     assert counts[:1000].sum() == int(4040 * Fraction(3, 4))
     assert counts[1000:1010].sum() == 1010
@@ -147,13 +147,9 @@ def test_a_temperature_draws_more_of_the_small() -> None:
 
 
 def test_the_mixture_is_described() -> None:
-    names = ("a.tsv", "b.tsv")
     assert describe_mixture([300], config()) == []
-    assert describe_mixture([300, 100], config(*names)) == [
-        "corpus a.tsv: 300 pairs, 75.0% of those drawn, each 1 times an epoch",
-        "corpus b.tsv: 100 pairs, 25.0% of those drawn, each 1 times an epoch",
-    ]
-    assert describe_mixture([300, 100], config(*names, weights=(1.0, 1.0))) == [
+    mixed = config("a.tsv", "b.tsv", weights=(1.0, 1.0))
+    assert describe_mixture([300, 100], mixed) == [
         "corpus a.tsv: 300 pairs, 50.0% of those drawn, each 0.667 times an epoch",
         "corpus b.tsv: 100 pairs, 50.0% of those drawn, each 2 times an epoch",
     ]

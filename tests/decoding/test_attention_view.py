@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from common import error_line
+from common import error_line, sentence_weights
 
 from transformer_jax import Translator, plot
 from transformer_jax.cli.main import main
@@ -24,12 +24,9 @@ from transformer_jax.errors import UserError
 from transformer_jax.runs.run import Run
 
 
-def made(tokens: list[str], layers: int = 1, heads: int = 2) -> SentenceWeights:
-    draw = np.random.default_rng(0)
-    shape = heads, len(tokens), len(tokens)
-    weights = {i: draw.dirichlet(np.ones(len(tokens)), shape[:2]) for i in range(layers)}
-    names = ("encoder", "decoder", "cross")
-    return SentenceWeights(tokens, ["<s>", *tokens[:-1]], tokens, dict.fromkeys(names, weights))
+def weights_of(tokens: list[str], layers: int = 1, heads: int = 2) -> SentenceWeights:
+    """Random weights of a sentence that is its own translation."""
+    return sentence_weights(tokens, tokens, layers, heads)
 
 
 def data(page: str) -> dict:
@@ -38,11 +35,11 @@ def data(page: str) -> dict:
 
 
 def test_it_holds_the_weights() -> None:
-    weights = made(["▁a", "▁b", "</s>"])
-    found = data(attention_view(weights))
-    assert (found["source"], found["inputs"]) == (["▁a", "▁b", "</s>"], ["<s>", "▁a", "▁b"])
-    assert found["note"] == ""
-    stored = found["layers"]["cross"]["0"]
+    weights = weights_of(["▁a", "▁b", "</s>"])
+    page = data(attention_view(weights))
+    assert (page["source"], page["inputs"]) == (["▁a", "▁b", "</s>"], ["<s>", "▁a", "▁b"])
+    assert page["note"] == ""
+    stored = page["layers"]["cross"]["0"]
     values = np.frombuffer(base64.b64decode(stored["weights"]), "<u2").reshape(stored["shape"])
     np.testing.assert_allclose(values / 65535, weights.layers["cross"][0], atol=1 / 65535)
 
@@ -50,7 +47,7 @@ def test_it_holds_the_weights() -> None:
 def test_a_sentence_is_only_text() -> None:
     """And the page asks for nothing."""
     token = "</script><script>alert(1)</script><img src=x>"
-    page = attention_view(made([token, "</s>"]))
+    page = attention_view(weights_of([token, "</s>"]))
     assert data(page)["source"][0] == token
     assert page.count("<script") == page.count("</script>") == 2
     assert not re.search(r"src=(?!x)|href|url\(|https?:", page)
@@ -60,10 +57,10 @@ def test_a_sentence_is_only_text() -> None:
 def test_long_sentences_are_cut_to_a_page_below_a_megabyte(
     layers: int, heads: int, shown: int
 ) -> None:
-    page = attention_view(made([f"▁{i}" for i in range(60)], layers, heads))
-    found = data(page)
-    assert len(found["source"]) == found["layers"]["cross"]["0"]["shape"][1] == shown
-    assert found["note"] == f"Only the first {shown} of 60 tokens are shown."
+    page = attention_view(weights_of([f"▁{i}" for i in range(60)], layers, heads))
+    stored = data(page)
+    assert len(stored["source"]) == stored["layers"]["cross"]["0"]["shape"][1] == shown
+    assert stored["note"] == f"Only the first {shown} of 60 tokens are shown."
     assert len(page.encode()) < 1_000_000
 
 
@@ -72,15 +69,14 @@ def test_the_command_writes_it(
 ) -> None:
     command = ["attention", f"--run={finished.folder}", "-o", str(tmp_path / "view.html")]
     main([*command, "red green", "--target=grün rot"])
-    found = data((tmp_path / "view.html").read_text("utf-8"))
-    assert found["outputs"][-1] == "</s>"
-    assert [*found["layers"]] == ["encoder", "decoder", "cross"]
-    first = {"attention": "cross", "layer": 0, "head": None}
-    assert found["first"] == first
+    page = data((tmp_path / "view.html").read_text("utf-8"))
+    assert page["outputs"][-1] == "</s>"
+    assert [*page["layers"]] == ["encoder", "decoder", "cross"]
+    assert page["first"] == {"attention": "cross", "layer": 0, "head": None}
     chosen = ("red", "--attention=encoder", "--layer=0.1")
     main([*command[:2], "-o", str(tmp_path / "view.html"), *chosen])
-    found = data((tmp_path / "view.html").read_text("utf-8"))
-    assert found["first"] == {"attention": "encoder", "layer": 0, "head": 1}
+    page = data((tmp_path / "view.html").read_text("utf-8"))
+    assert page["first"] == {"attention": "encoder", "layer": 0, "head": 1}
     assert "is blank" in error_line([*command[:2], "-o", str(tmp_path / "x.html"), " "], capsys)
     missing = str(tmp_path / "no" / "x.html")
     assert "no/x.html" in error_line([*command[:2], "-o", missing, "red"], capsys)
@@ -118,7 +114,7 @@ def test_the_command_draws_the_heads_of_a_layer(
 
 
 def test_the_default_view_is_the_last_layer_of_cross_attention() -> None:
-    weights = made(["▁a", "</s>"], layers=3)
+    weights = weights_of(["▁a", "</s>"], layers=3)
     assert choose_view(weights) == View("cross", 2, None)
     alone = weights._replace(layers={"encoder": weights.layers["encoder"]})
     assert choose_view(alone) == View("encoder", 2, None)
@@ -134,7 +130,7 @@ def test_the_default_view_is_the_last_layer_of_cross_attention() -> None:
 )
 def test_what_does_not_exist_is_named(chosen: tuple[Any, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        choose_view(made(["▁a", "</s>"], layers=2), *chosen)
+        choose_view(weights_of(["▁a", "</s>"], layers=2), *chosen)
 
 
 def test_a_picture_needs_matplotlib(

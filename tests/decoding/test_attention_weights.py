@@ -11,20 +11,20 @@ from transformer_jax.runs.run import Run
 
 def test_they_are_those_of_teacher_forcing(finished: Run) -> None:
     scorer = Scorer.load(finished.folder, heads=[(0, 1)])
-    found = attention_weights(scorer, "red green", "grün rot")
-    assert found.source[-1] == found.outputs[-1] == "</s>"
-    assert found.inputs == ["<s>", *found.outputs[:-1]]
-    assert {name: [*layers] for name, layers in found.layers.items()} == {
+    weights = attention_weights(scorer, "red green", "grün rot")
+    assert weights.source[-1] == weights.outputs[-1] == "</s>"
+    assert weights.inputs == ["<s>", *weights.outputs[:-1]]
+    assert {name: [*layers] for name, layers in weights.layers.items()} == {
         "encoder": [0],
         "decoder": [0],
         "cross": [0],
     }
     (pair,) = scorer(["red green"], ["grün rot"])
     assert pair.attention is not None
-    np.testing.assert_allclose(found.layers["cross"][0][1], pair.attention, atol=1e-6)
-    for layers in found.layers.values():
+    np.testing.assert_allclose(weights.layers["cross"][0][1], pair.attention, atol=1e-6)
+    for layers in weights.layers.values():
         np.testing.assert_allclose(layers[0].sum(axis=-1), 1, rtol=1e-5)
-    assert not np.triu(found.layers["decoder"][0], 1).any()
+    assert not np.triu(weights.layers["decoder"][0], 1).any()
 
 
 def test_a_blank_sentence_has_none(finished: Run) -> None:

@@ -36,12 +36,12 @@ def test_the_step_averages_probabilities() -> None:
 
     params = [params for _, params in built]
     together = first(params)
-    for index, found in enumerate(together):
+    for index, logits in enumerate(together):
         apart = [
-            jax.nn.softmax(jax.jit(partial(_alone, model))(own, source)[index])
-            for model, own in built
+            jax.nn.softmax(jax.jit(partial(_alone, model))(alone, source)[index])
+            for model, alone in built
         ]
-        np.testing.assert_allclose(jnp.exp(found), jnp.mean(jnp.stack(apart), 0), atol=1e-6)
+        np.testing.assert_allclose(jnp.exp(logits), jnp.mean(jnp.stack(apart), 0), atol=1e-6)
 
 
 def _alone(model: Any, params: Any, source: Any) -> list[Any]:

@@ -24,18 +24,18 @@ def test_the_published_metric_prepares_text_as_published(split: str, wrong: int)
 
 def test_scores_carry_signatures_and_differ_by_metric() -> None:
     references = ["Der alte Lehrer liest ein Buch.", "Das Kind ist müde, oder?"]
-    found = score(references, references, "de")
-    assert found["bleu"] == pytest.approx(100)
-    assert found["chrf"] == pytest.approx(100)
-    assert found["bleu_lower_tokenized"] == pytest.approx(100)
-    assert found["exact"] == 1
-    assert "tok:13a" in found["signatures"]["bleu"]
-    assert "tok:none" in found["signatures"]["bleu_lower_tokenized"]
+    scores = score(references, references, "de")
+    assert scores["bleu"] == pytest.approx(100)
+    assert scores["chrf"] == pytest.approx(100)
+    assert scores["bleu_lower_tokenized"] == pytest.approx(100)
+    assert scores["exact"] == 1
+    assert "tok:13a" in scores["signatures"]["bleu"]
+    assert "tok:none" in scores["signatures"]["bleu_lower_tokenized"]
     outputs = [references[0].lower(), references[1]]
-    found = score(outputs, references, "de")
-    assert found["bleu"] < 90
-    assert found["bleu_lower_tokenized"] == pytest.approx(100)
-    assert found["exact"] == 0.5
+    scores = score(outputs, references, "de")
+    assert scores["bleu"] < 90
+    assert scores["bleu_lower_tokenized"] == pytest.approx(100)
+    assert scores["exact"] == 0.5
     assert "bleu_lower_tokenized" not in score(outputs, references)
 
 
@@ -43,16 +43,16 @@ def test_the_unicode_form_of_either_side_makes_no_difference() -> None:
     composed = ["Der müde Löwe läuft über die Brücke.", "Die Tür ist grün und schön."]
     decomposed = [unicodedata.normalize("NFD", line) for line in composed]
     for sides in ((composed, decomposed), (decomposed, composed)):
-        found = score(*sides, "de")
-        assert found["exact"] == 1
+        scores = score(*sides, "de")
+        assert scores["exact"] == 1
         for metric in ("bleu", "chrf", "bleu_lower_tokenized"):
-            assert found[metric] == pytest.approx(100)
+            assert scores[metric] == pytest.approx(100)
 
 
 def test_equal_outputs_do_not_differ() -> None:
     outputs = ["ein Hund läuft", "eine Katze schläft"] * 4
-    found = compare(outputs, outputs, ["ein Hund rennt", "eine Katze schläft"] * 4)
-    assert [found[name]["p_value"] for name in ("bleu", "chrf")] == [1.0, 1.0]
+    compared = compare(outputs, outputs, ["ein Hund rennt", "eine Katze schläft"] * 4)
+    assert [compared[name]["p_value"] for name in ("bleu", "chrf")] == [1.0, 1.0]
 
 
 def test_languages_that_moses_does_not_know_are_refused() -> None:
@@ -61,6 +61,6 @@ def test_languages_that_moses_does_not_know_are_refused() -> None:
 
 
 def test_corpus_loss_is_over_tokens_not_batches() -> None:
-    found = corpus_loss([(10.0, 1), (20.0, 19)])
-    assert found["loss"] == pytest.approx(1.5)
-    assert found["perplexity"] == pytest.approx(4.4816890703)
+    loss = corpus_loss([(10.0, 1), (20.0, 19)])
+    assert loss["loss"] == pytest.approx(1.5)
+    assert loss["perplexity"] == pytest.approx(4.4816890703)

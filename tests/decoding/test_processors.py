@@ -43,10 +43,10 @@ def apply(process: Processor, position: int, **sentences: Any) -> np.ndarray:
     return np.asarray(jax.jit(process)(log_probs, context))
 
 
-def assert_allowed(found: np.ndarray, allowed: np.ndarray) -> None:
+def assert_allowed(processed: np.ndarray, allowed: np.ndarray) -> None:
     """Ids that are allowed keep their log probabilities, the others have -inf."""
     wanted = np.where(allowed, LOG_PROBS.astype(np.float32), -np.inf)
-    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(processed, wanted)
 
 
 def everything() -> np.ndarray:
@@ -67,8 +67,8 @@ def test_the_end_is_forbidden_before_the_minimum() -> None:
         allowed = everything()
         allowed[0, :, EOS] = position >= 2
         allowed[1, :, EOS] = position >= 4
-        found = apply(at_least_min_length(EOS), position, min_length=jnp.array([2, 4, 0]))
-        assert_allowed(found, allowed)
+        processed = apply(at_least_min_length(EOS), position, min_length=jnp.array([2, 4, 0]))
+        assert_allowed(processed, allowed)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -92,8 +92,8 @@ def test_ids_that_are_held_are_penalised() -> None:
         for b, k in np.ndindex(SENTENCES, BEAMS):
             for w in set(IDS[b, k, :position].tolist()):
                 wanted[b, k, w] *= np.float32(1.5)
-        found = apply(repetition_penalty(1.5), position)
-        np.testing.assert_array_equal(found, wanted)
+        processed = apply(repetition_penalty(1.5), position)
+        np.testing.assert_array_equal(processed, wanted)
 
 
 @pytest.mark.parametrize("count", [1, 3, 20])
@@ -119,9 +119,9 @@ def test_top_p_is_of_what_is_allowed() -> None:
     def process(log_probs: Any, context: SearchContext) -> Any:
         return top_p(0.01)(suppress((int(best),))(log_probs, context), context)
 
-    found = apply(process, 0)[0, 0]
-    assert np.isfinite(found).sum() == 1
-    assert found.argmax() == np.argsort(-LOG_PROBS[0, 0])[1]
+    processed = apply(process, 0)[0, 0]
+    assert np.isfinite(processed).sum() == 1
+    assert processed.argmax() == np.argsort(-LOG_PROBS[0, 0])[1]
 
 
 def test_a_prefix_is_forced_whatever_else_is_forbidden() -> None:
@@ -156,9 +156,9 @@ def find(strategy: Strategy, *processors: Processor, **sentences: Any) -> Hypoth
     limits = Sentences(jnp.full(SENTENCES, LENGTH), **sentences)
     rules = Rules(LENGTH, BOS, EOS, processors=(NO_PADDING, *processors))
     run = jax.jit(lambda sentences: search(strategy, bigram_step, (), sentences, rules))
-    found = run(limits)
-    assert found.ids.shape == (SENTENCES, strategy.beams, LENGTH)
-    return found
+    hypotheses = run(limits)
+    assert hypotheses.ids.shape == (SENTENCES, strategy.beams, LENGTH)
+    return hypotheses
 
 
 STRATEGIES = {"greedy": greedy(), "beam": beam_search(3, never), "sample": sample(3)}
@@ -170,13 +170,13 @@ def test_reported_scores_are_the_models_own(name: str) -> None:
     keys = jax.random.key_data(jax.random.split(jax.random.key(0), SENTENCES))
     processors = repetition_penalty(2.0), temperature(0.5), no_repeat_ngrams(2), suppress((4,))
     prefix = jnp.array([[4, 4], [6, PAD], [PAD, PAD]])
-    found = find(strategy, *processors, forced_prefix, prefix=prefix, keys=keys)
-    own = np.asarray(jax.nn.log_softmax(BIGRAMS))
+    hypotheses = find(strategy, *processors, forced_prefix, prefix=prefix, keys=keys)
+    of_model = np.asarray(jax.nn.log_softmax(BIGRAMS))
     for b, k in np.ndindex(SENTENCES, strategy.beams):
-        ids = [BOS, *[i for i in found.ids[b, k].tolist() if i != PAD]]
-        wanted = sum(own[last, i] for last, i in pairwise(ids))
-        np.testing.assert_allclose(found.log_probs[b, k], wanted, rtol=1e-5)
-        np.testing.assert_allclose(found.scores[b, k], wanted, rtol=1e-5)
+        ids = [BOS, *[i for i in hypotheses.ids[b, k].tolist() if i != PAD]]
+        wanted = sum(of_model[last, i] for last, i in pairwise(ids))
+        np.testing.assert_allclose(hypotheses.log_probs[b, k], wanted, rtol=1e-5)
+        np.testing.assert_allclose(hypotheses.scores[b, k], wanted, rtol=1e-5)
         forced = [i for i in prefix[b].tolist() if i != PAD]
         assert ids[1 : len(forced) + 1] == forced
         assert 4 not in ids[len(forced) + 1 :]
@@ -188,11 +188,11 @@ def test_samples_have_the_frequencies_of_the_distribution() -> None:
     """χ² of the first and the second id of 4,000 samples of each sentence: 5 and 25 degrees of
     freedom, whose 99.9 % quantiles are 20.5 and 52.6."""
     keys = jax.random.key_data(jax.random.split(jax.random.key(7), SENTENCES))
-    found = find(sample(4000), temperature(2.0), keys=keys)
+    hypotheses = find(sample(4000), temperature(2.0), keys=keys)
     weights = np.exp(np.asarray(BIGRAMS) / 2)
     weights[:, PAD] = 0
     chances = weights / weights.sum(1, keepdims=True)
-    for ids in np.asarray(found.ids):
+    for ids in np.asarray(hypotheses.ids):
         words = [w for w in range(VOCABULARY) if w != PAD]
         counts = np.bincount(ids[:, 0], minlength=VOCABULARY)
         assert counts[PAD] == 0
@@ -205,26 +205,26 @@ def test_samples_have_the_frequencies_of_the_distribution() -> None:
                 wanted = seconds.sum() * chances[first]
                 square += sum((seconds[w] - wanted[w]) ** 2 / wanted[w] for w in words)
         assert square < 52.6
-    counts = {tuple(np.bincount(ids[:, 0])) for ids in np.asarray(found.ids)}
+    counts = {tuple(np.bincount(ids[:, 0])) for ids in np.asarray(hypotheses.ids)}
     assert len(counts) == SENTENCES  # each has samples of its own
 
 
 def test_samples_depend_on_their_key_alone() -> None:
     keys = jax.random.key_data(jax.random.split(jax.random.key(7), SENTENCES))
-    found, turned = (find(sample(3), keys=k) for k in (keys, keys[::-1]))
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[::-1]), found, turned)
-    assert np.all(np.diff(found.scores) <= 0)
+    hypotheses, turned = (find(sample(3), keys=k) for k in (keys, keys[::-1]))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[::-1]), hypotheses, turned)
+    assert np.all(np.diff(hypotheses.scores) <= 0)
 
 
 def test_samples_of_the_likeliest_id_are_greedy() -> None:
     keys = jax.random.key_data(jax.random.split(jax.random.key(0), SENTENCES))
-    found = find(sample(1), top_k(1), keys=keys)
-    np.testing.assert_array_equal(found.ids, find(greedy()).ids)
+    hypotheses = find(sample(1), top_k(1), keys=keys)
+    np.testing.assert_array_equal(hypotheses.ids, find(greedy()).ids)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_sentence_without_an_allowed_output_has_no_hypothesis(name: str) -> None:
     keys = jax.random.key_data(jax.random.split(jax.random.key(0), SENTENCES))
-    found = find(STRATEGIES[name], suppress(range(VOCABULARY)), keys=keys)
-    assert (found.scores == -jnp.inf).all()
-    assert not found.ids.any()
+    hypotheses = find(STRATEGIES[name], suppress(range(VOCABULARY)), keys=keys)
+    assert (hypotheses.scores == -jnp.inf).all()
+    assert not hypotheses.ids.any()

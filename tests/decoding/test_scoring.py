@@ -25,14 +25,14 @@ def test_scores_are_those_of_the_search(translator: Translator) -> None:
     best = [translation.hypotheses[0] for translation in translator.stream(LINES)]
     sources = [translator.encode(line, 1) for line in LINES]
     ids = [hypothesis.ids for hypothesis in best]
-    found = Scorer.like(translator).of_ids(list(zip(sources, ids, strict=True)))
-    for hypothesis, score in zip(best, found, strict=True):
+    scores = Scorer.like(translator).of_ids(list(zip(sources, ids, strict=True)))
+    for hypothesis, score in zip(best, scores, strict=True):
         assert score.ids == hypothesis.ids
         assert len(score.log_probs) == len(hypothesis.ids)
         np.testing.assert_allclose(score.log_prob, hypothesis.score, rtol=0, atol=1e-4)
         np.testing.assert_allclose(sum(score.log_probs), score.log_prob, atol=1e-5)
-    assert found[1].log_prob == 0
-    assert all(score.log_prob < 0 for score in found[::2])
+    assert scores[1].log_prob == 0
+    assert all(score.log_prob < 0 for score in scores[::2])
 
 
 def test_each_source_has_a_target(translator: Translator) -> None:
@@ -54,8 +54,8 @@ def test_text_is_scored_with_its_end_symbol(translator: Translator) -> None:
 
 def test_attention_is_that_of_the_chosen_heads(translator: Translator) -> None:
     def weights(*heads: tuple[int, int | None]) -> Any:
-        (found,) = Scorer.like(translator, heads)(["blue new green"], ["blau neu"])
-        return found.attention
+        (pair,) = Scorer.like(translator, heads)(["blue new green"], ["blau neu"])
+        return pair.attention
 
     source = translator.encode("blue new green", 1)
     target = [*translator.tokenizers.target.encode("blau neu"), EOS]

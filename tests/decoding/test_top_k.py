@@ -15,7 +15,7 @@ def test_it_is_jaxs_top_k(size: int, count: int, values: int) -> None:
     x = jnp.asarray(rng.integers(0, values, (20, size)), jnp.float32)
     x = jnp.where(x == 0, -jnp.inf, x)
     x = x.at[0].set(-jnp.inf)
-    found, wanted = jax.jit(top_k, static_argnums=1)(x, count), jax.lax.top_k(x, count)
-    for ours, theirs in zip(found, wanted, strict=True):
+    chosen, wanted = jax.jit(top_k, static_argnums=1)(x, count), jax.lax.top_k(x, count)
+    for ours, theirs in zip(chosen, wanted, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     np.testing.assert_array_equal(first_argmax(x), jnp.argmax(x, axis=-1))

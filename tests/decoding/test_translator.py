@@ -63,11 +63,11 @@ def test_a_translation_can_be_copied(finished: Run) -> None:
 def test_outputs_begin_with_their_prefix(finished: Run, changes: dict[str, Any]) -> None:
     translator = Translator.load(finished.folder, decode=DecodeConfig(**changes))
     prefixes = ["neu", "", "grün alt"]
-    found = list(translator.stream(LINES, prefixes))
-    for prefix, translation in zip(prefixes, found, strict=True):
+    translations = list(translator.stream(LINES, prefixes))
+    for prefix, translation in zip(prefixes, translations, strict=True):
         for hypothesis in translation.hypotheses:
             assert hypothesis.text.startswith(prefix)
-    assert found[1].text == ""
+    assert translations[1].text == ""
     with pytest.raises(UserError, match="line 2: has no prefix; give one, or a blank line, each"):
         list(translator.stream(LINES, ["neu"]))
     most = "line 3: its prefix has [0-9]+ tokens; must be below the greatest length of its output"
@@ -126,8 +126,8 @@ def test_hypotheses_have_the_attention_of_the_scorer(finished: Run) -> None:
 def test_samples_depend_on_seed_and_line_alone(finished: Run) -> None:
     def samples(seed: int, lines: list[str], tokens: int = 4096) -> list[list[str]]:
         decode = DecodeConfig(sample=True, n_best=4, seed=seed, batch_tokens=tokens)
-        found = Translator.load(finished.folder, decode=decode).stream(lines)
-        return [[each.text for each in translation.hypotheses] for translation in found]
+        translations = Translator.load(finished.folder, decode=decode).stream(lines)
+        return [[each.text for each in translation.hypotheses] for translation in translations]
 
     one = samples(0, ["red old", "blue new green", "red old"])
     assert one == samples(0, ["red old", "blue new green", "red old"], tokens=64)
@@ -142,10 +142,10 @@ def test_lengths_and_suppressed_pieces_bound_the_output(finished: Run) -> None:
         translator = Translator.load(finished.folder, decode=DecodeConfig(beam=2, **changes))
         return [translation.hypotheses[0].ids for translation in translator.stream(LINES[::2])]
 
-    assert all(len(found) <= 3 for found in ids(max_length=3))
-    assert all(len(found) >= 9 for found in ids(min_length=8))
+    assert all(len(output) <= 3 for output in ids(max_length=3))
+    assert all(len(output) >= 9 for output in ids(min_length=8))
     free = ids()
     piece = Translator.load(finished.folder).tokenizers.target.pieces(free[0])[0]
-    assert all(free[0][0] not in found for found in ids(suppress=(piece,)))
+    assert all(free[0][0] not in output for output in ids(suppress=(piece,)))
     with pytest.raises(UserError, match="piece 'nothing': is not in the tokenizer's vocabulary"):
         ids(suppress=("nothing",))

@@ -15,7 +15,6 @@ from transformer_jax.attention import functional
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "attention.md").read_text("utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.S)
-OWN = next(block for block in BLOCKS if block.startswith("# sparse.py\n"))
 
 
 def test_the_guide_uses_every_kind() -> None:
@@ -23,16 +22,11 @@ def test_the_guide_uses_every_kind() -> None:
     assert functions == {name for name in dir(functional) if name.endswith("_attention")}
 
 
-def test_the_kind_of_ones_own_is_twenty_lines() -> None:
-    code = [line for line in OWN.splitlines() if line.strip() and not line.startswith("#")]
-    assert len(code) <= 20
-
-
 def split(svg: Path) -> tuple[str, list[np.ndarray]]:
     """A picture's lines and text, and the pixels of its images."""
     image = r'data:image/png;base64,\s*([^"]+)"'
     text = svg.read_text("utf-8")
-    pixels = (base64.b64decode(found) for found in re.findall(image, text))
+    pixels = map(base64.b64decode, re.findall(image, text))
     return re.sub(image, "", text), [pyplot.imread(io.BytesIO(each)) for each in pixels]
 
 
@@ -44,7 +38,7 @@ def test_the_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
     assert names == sorted(path.name for path in tmp_path.iterdir())
     assert set(re.findall(r"\]\((attention_\w+\.svg)\)", TEXT)) == set(names)
     for name in names:
-        (found, drawn), (wanted, images) = split(tmp_path / name), split(DOCS / name)
-        assert found == wanted, name
+        (text, drawn), (wanted, images) = split(tmp_path / name), split(DOCS / name)
+        assert text == wanted, name
         for ours, theirs in zip(drawn, images, strict=True):
             np.testing.assert_allclose(ours, theirs, atol=2 / 255)

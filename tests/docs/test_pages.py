@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from common import write_pairs
+from common import flat, write_pairs
 
 from tools.common import config_file
-from tools.documents import DOCUMENTS, config_table
+from tools.documents import DOCUMENTS
 from transformer_jax.cli import launch
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import COMMANDS, Options
 from transformer_jax.cli.main import main
-from transformer_jax.config import Config
+from transformer_jax.config import Config, to_json
 from transformer_jax.runs.run import Run
 from transformer_jax.training.trainer import train
 
@@ -44,8 +44,8 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> list[Block]:
-    found = re.findall(r"^( *)```(.*)\n([\s\S]*?)^\1```$", page.read_text("utf-8"), re.M)
-    return [Block(language, textwrap.dedent(text)) for _, language, text in found]
+    fenced = re.findall(r"^( *)```(.*)\n([\s\S]*?)^\1```$", page.read_text("utf-8"), re.M)
+    return [Block(language, textwrap.dedent(text)) for _, language, text in fenced]
 
 
 def pages(*languages: str) -> list[Any]:
@@ -120,15 +120,6 @@ def test_the_code_of_a_page_runs(page: Path, folder: Path, quickstart: Run) -> N
             assert run_shell(command.removeprefix("$ "), folder)[1] == shown
 
 
-def test_a_file_of_a_page_is_a_config(folder: Path) -> None:
-    """Quick, since it trains nothing."""
-    for page in (ROOT / "docs/config.md", ROOT / "docs/own_data.md"):
-        (block,) = [block for block in blocks(page) if block.language == "python"]
-        space: dict[str, Any] = {}
-        run_python(block.text, space)
-        assert isinstance(space["get_config"](), Config)
-
-
 PROGRAMS = {"transformer-jax": [], "deploy/slurm.sh": ["train"], "deploy/tpu_pod.sh": ["train"]}
 """What stands before options of the command, and the words that these begin with."""
 
@@ -136,10 +127,10 @@ PROGRAMS = {"transformer-jax": [], "deploy/slurm.sh": ["train"], "deploy/tpu_pod
 def commands(text: str) -> Iterator[list[str]]:
     """The arguments of each `transformer-jax` in a block."""
     for line in text.replace("\\\n", " ").splitlines():
-        if found := re.search(rf"(?:^|[ /])({'|'.join(PROGRAMS)}) (.*)", line):
-            words = shlex.split(found[2], comments=True)
+        if called := re.search(rf"(?:^|[ /])({'|'.join(PROGRAMS)}) (.*)", line):
+            words = shlex.split(called[2], comments=True)
             until_pipe = itertools.takewhile(lambda word: word != "|", words)
-            arguments = PROGRAMS[found[1]] + list(until_pipe)
+            arguments = PROGRAMS[called[1]] + list(until_pipe)
             yield from [] if "..." in arguments else [arguments]
 
 
@@ -164,7 +155,7 @@ def test_commands_are_accepted(page: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(ran) == len(every)
 
 
-FIELDS = re.findall(r"^\| `([\w.]+)` \|", config_table(), re.M)
+FIELDS = [*flat(to_json(Config()), ".")]
 
 
 @pytest.mark.parametrize("page", pages("", "python", "sh", "console"))

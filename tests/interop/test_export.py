@@ -42,6 +42,12 @@ def random_model(config: ModelConfig, sizes: tuple[int, int]) -> tuple[Any, Any]
     return model, jax.tree.map(lambda x: x + 0.1 * jax.random.normal(noise, x.shape), params)
 
 
+def load_exported(config: ModelConfig, run: Run, params: Any, folder: Path) -> Any:
+    """Exports a model with the run's tokenizers. Returns it as CTranslate2 loads it."""
+    export(config, run.tokenizers, params, folder)
+    return ctranslate2.Translator(str(folder), compute_type="float32")
+
+
 @pytest.mark.parametrize(
     "changes",
     [EXPRESSIBLE[0], *(pytest.param(c, marks=pytest.mark.long) for c in EXPRESSIBLE[1:])],
@@ -53,8 +59,7 @@ def test_ctranslate2_has_the_same_scores_and_text(
     sizes = tokenizers.source.size, tokenizers.target.size
     config = replace(MODEL, **changes)
     model, params = random_model(config, sizes)
-    export(config, tokenizers, params, tmp_path / "exported")
-    loaded = ctranslate2.Translator(str(tmp_path / "exported"), compute_type="float32")
+    loaded = load_exported(config, finished, params, tmp_path / "exported")
     draw = np.random.default_rng(0)
     source = draw.integers(4, sizes[0], (20, 9)).astype(np.int32)
     source[:, -1] = EOS
@@ -65,10 +70,10 @@ def test_ctranslate2_has_the_same_scores_and_text(
     theirs = [score.log_probs for score in loaded.score_batch(pieces, wanted)]
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
     ids = jax.jit(make_search([model], DecodeConfig(beam=1)))([params], Lines(source)).ids[:, 0]
-    found = loaded.translate_batch(
+    outputs = loaded.translate_batch(
         pieces, beam_size=1, max_decoding_length=28, suppress_sequences=[["<pad>"]]
     )
-    for row, other in zip(np.asarray(ids).tolist(), found, strict=True):
+    for row, other in zip(np.asarray(ids).tolist(), outputs, strict=True):
         text = tokenizers.target.pieces([i for i in row if i not in (PAD, EOS)])
         assert text == other.hypotheses[0]
 
@@ -81,8 +86,7 @@ def test_ctranslate2_finds_the_same_in_a_beam(finished: Run, tmp_path: Path) -> 
     model, params = random_model(config, sizes)
     params["output_bias"] = params["output_bias"].at[EOS].add(4.0)  # so that some outputs end
     params["output_bias"] = params["output_bias"].at[PAD].set(-1e4)
-    export(config, tokenizers, params, tmp_path / "exported")
-    loaded = ctranslate2.Translator(str(tmp_path / "exported"), compute_type="float32")
+    loaded = load_exported(config, finished, params, tmp_path / "exported")
     source = np.random.default_rng(0).integers(4, sizes[0], (300, 9)).astype(np.int32)
     source[:, -1] = EOS
     pieces = [tokenizers.source.pieces(row[:-1].tolist()) for row in source]
@@ -95,21 +99,21 @@ def test_ctranslate2_finds_the_same_in_a_beam(finished: Run, tmp_path: Path) -> 
         return_scores=True,
     )
     decode = DecodeConfig(beam=4, penalty="power", alpha=0.8, max_length=12)
-    found = {
+    ours = {
         early: jax.jit(make_search([model], replace(decode, early_stopping=early)))(
             [params], Lines(source)
         )
         for early in (False, True)
     }
-    ids = np.asarray(found[True].ids[:, 0]).tolist()
+    ids = np.asarray(ours[True].ids[:, 0]).tolist()
     texts = [tokenizers.target.pieces([i for i in row if i not in (PAD, EOS)]) for row in ids]
-    same = [ours == other.hypotheses[0] for ours, other in zip(texts, theirs, strict=True)]
+    same = [text == other.hypotheses[0] for text, other in zip(texts, theirs, strict=True)]
     assert 50 < sum(EOS in row for row in ids) < 290
     assert np.mean(same) >= 0.99
     scores = np.array([other.scores[0] for other in theirs])
-    np.testing.assert_allclose(found[True].scores[same, 0], scores[same], rtol=0, atol=1e-4)
-    assert np.all(found[False].scores[:, 0] >= scores - 1e-4)
-    assert np.any(found[False].scores[:, 0] > scores + 1e-3)
+    np.testing.assert_allclose(ours[True].scores[same, 0], scores[same], rtol=0, atol=1e-4)
+    assert np.all(ours[False].scores[:, 0] >= scores - 1e-4)
+    assert np.any(ours[False].scores[:, 0] > scores + 1e-3)
 
 
 @pytest.mark.long
@@ -120,18 +124,17 @@ def test_int8_runs_translate_and_score_but_are_not_trained(
     main(["export", f"--run={finished.folder}", "--format=int8", f"--out={out}"])
     assert capsys.readouterr().out == f"{out}: int8 of {finished.folder}\n"
     source.write_text("red old\n\nblue new green\n")
-    found = []
+    outputs, losses = [], []
     for folder in (finished.folder, out):
         main(["translate", f"--run={folder}", f"--input={source}", "--beam=1", "--json"])
-        found.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
-    for whole, rounded in zip(*found, strict=True):
+        outputs.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+        main(["evaluate", f"--run={folder}", "--beam=1", "--json"])
+        losses.append(json.loads(capsys.readouterr().out)["loss"])
+    for whole, rounded in zip(*outputs, strict=True):
         assert whole["text"] == rounded["text"]
         assert whole["log_prob"] == pytest.approx(rounded["log_prob"], abs=0.3)
-    assert found[0][0]["log_prob"] != found[1][0]["log_prob"]
-    main(["evaluate", f"--run={out}", "--beam=1", "--json"])
-    loss = json.loads(capsys.readouterr().out)["loss"]
-    main(["evaluate", f"--run={finished.folder}", "--beam=1", "--json"])
-    assert loss == pytest.approx(json.loads(capsys.readouterr().out)["loss"], abs=0.02)
+    assert outputs[0][0]["log_prob"] != outputs[1][0]["log_prob"]
+    assert losses[1] == pytest.approx(losses[0], abs=0.02)
     translator = Translator.load(out)
     types = {str(leaf.dtype) for leaf in jax.tree.leaves(translator.params)}
     assert types == {"int8", "float32"}

@@ -8,7 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import LENGTHS, VOCABULARY, WORDS, build, flat, forward, gradient, make_batch, tiny
+from common import (
+    LENGTHS,
+    VOCABULARY,
+    WORDS,
+    assert_learns,
+    build,
+    flat,
+    forward,
+    make_batch,
+    tiny,
+)
 
 from transformer_jax.config import (
     AttentionConfig,
@@ -55,16 +65,10 @@ def variant(request: pytest.FixtureRequest, strict: None) -> ModelConfig:
 def test_it_learns_all_that_it_holds(variant: ModelConfig) -> None:
     assert isinstance(make_model(variant, VOCABULARY, VOCABULARY), Classifier)
     _, params = build(variant)
-    (total, count), grads = gradient(variant)(make_batch(LENGTHS))
-    assert jnp.isfinite(total)
-    assert count == 13
-    assert count_parameters(variant, VOCABULARY, VOCABULARY) == sum(
-        leaf.size for leaf in flat(params).values()
-    )
-    for name, leaf in flat(grads).items():
-        assert np.isfinite(leaf).all(), name
-        hard = variant.cross_attention.kind == "hard" and ("/query" in name or "/key" in name)
-        assert np.any(leaf) or name.endswith("key/bias") or hard, name
+    sizes = [leaf.size for leaf in flat(params).values()]
+    assert count_parameters(variant, VOCABULARY, VOCABULARY) == sum(sizes)
+    hard = variant.cross_attention.kind == "hard"
+    assert_learns(variant, lambda name: hard and ("/query" in name or "/key" in name))
 
 
 def test_latent_weights_are_the_formula_of_the_paper() -> None:
@@ -87,9 +91,9 @@ def test_latent_weights_are_the_formula_of_the_paper() -> None:
         v = exact["cross_attention/active"][0]
         active = [softmax((token @ v)[:length]) for token in e]
         wanted = [softmax(e @ label) @ np.stack(active) for label in u]
-        found = weights["labels/cross_attention"][number, 0]
-        np.testing.assert_allclose(found[:, :length], wanted, atol=2e-6)
-        assert not found[:, length:].any()
+        of_labels = weights["labels/cross_attention"][number, 0]
+        np.testing.assert_allclose(of_labels[:, :length], wanted, atol=2e-6)
+        assert not of_labels[:, length:].any()
 
 
 def test_each_label_is_independent(variant: ModelConfig) -> None:
@@ -142,9 +146,9 @@ def test_steps_are_teacher_forcing(variant: ModelConfig) -> None:
         return jnp.moveaxis(jax.lax.scan(advance, state, jnp.arange(LABELS + 3))[1], 0, 2)
 
     wanted = np.take(logits, [0, 1, 2, 3, 4, 5, 5, 5], axis=1)
-    found = decode(jnp.asarray(batch.source))
+    stepwise = decode(jnp.asarray(batch.source))
     for beam in range(beams):
-        np.testing.assert_allclose(found[:, beam], wanted, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(stepwise[:, beam], wanted, rtol=0, atol=1e-6)
 
 
 def test_search_takes_the_likeliest_label_at_each_position() -> None:
@@ -154,11 +158,11 @@ def test_search_takes_the_likeliest_label_at_each_position() -> None:
     batch = Batch(*map(jnp.asarray, make_batch([(n, 6) for n in range(1, 8)] * 4, seed=3)[:3]))
     logits = model.apply({"params": params}, batch)[0]
     search = jax.jit(make_search([model], DecodeConfig(beam=1)))
-    found = search([params], Lines(batch.source)).ids[:, 0, : LABELS + 1]
+    ids = search([params], Lines(batch.source)).ids[:, 0, : LABELS + 1]
     wanted = np.asarray(logits)[..., 1:].argmax(-1) + 1
     ends = wanted == EOS
     assert ends[:, :-1].any()
-    np.testing.assert_array_equal(found, np.where(ends.cumsum(axis=1) > ends, 0, wanted))
+    np.testing.assert_array_equal(ids, np.where(ends.cumsum(axis=1) > ends, 0, wanted))
 
 
 def test_without_positions_a_soft_classifier_reads_a_bag_of_words() -> None:
@@ -189,11 +193,10 @@ def corpus_file(path: Path, labels: str = "") -> Config:
 @pytest.mark.long
 def test_the_loop_trains_it(tmp_path: Path) -> None:
     config = corpus_file(tmp_path / "colors.tsv")
-    made = train(config, tmp_path / "run")
-    outputs = Translator.load(made.folder)(["red old new", "", "blue purple"])
-    known = {*WORDS.values()}
+    trained = train(config, tmp_path / "run")
+    outputs = Translator.load(trained.folder)(["red old new", "", "blue purple"])
     assert outputs[1] == ""
-    assert all({*output.split()} <= known for output in outputs), outputs
+    assert all({*output.split()} <= {*WORDS.values()} for output in outputs), outputs
 
 
 def test_more_labels_than_the_model_has_are_refused(tmp_path: Path) -> None:

@@ -28,23 +28,23 @@ def test_each_value_is_off_by_at_most_half_a_step_of_its_channel() -> None:
     rows = whole["target_embedding"]["embedding"]
     assert isinstance(rows, Quantized)
     assert rows.scales.shape == (400, 1)
-    layer, found = params["decoder"]["layers_0"], whole["decoder"]["layers_0"]
+    layer, rounded = params["decoder"]["layers_0"], whole["decoder"]["layers_0"]
     for name, shape in (("query", (1, 2, 8)), ("out", (1, 1, 16))):
         array = layer["self_attention"][name]["kernel"]
-        made = found["self_attention"][name]["kernel"]
-        assert made.scales.shape == shape
-        assert made.values.dtype == jnp.int8
+        kernel = rounded["self_attention"][name]["kernel"]
+        assert kernel.scales.shape == shape
+        assert kernel.values.dtype == jnp.int8
         inputs = tuple(i for i, size in enumerate(shape) if size == 1)
         largest = np.max(np.abs(array), axis=inputs, keepdims=True)
-        error = np.abs(np.float32(made.values) * made.scales - array)
+        error = np.abs(np.float32(kernel.values) * kernel.scales - array)
         assert np.all(error <= 0.5 * largest / 127 * (1 + 1e-5))
-        np.testing.assert_array_equal(np.max(np.abs(made.values), axis=inputs), 127)
-    assert found["self_attention"]["query"]["bias"] is layer["self_attention"]["query"]["bias"]
+        np.testing.assert_array_equal(np.max(np.abs(kernel.values), axis=inputs), 127)
+    assert rounded["self_attention"]["query"]["bias"] is layer["self_attention"]["query"]["bias"]
 
 
 def test_rows_of_zeros_stay_zeros() -> None:
-    made = dequantize(quantize({"x_embedding": {"embedding": jnp.zeros((3, 2))}}))
-    np.testing.assert_array_equal(made["x_embedding"]["embedding"], 0)
+    restored = dequantize(quantize({"x_embedding": {"embedding": jnp.zeros((3, 2))}}))
+    np.testing.assert_array_equal(restored["x_embedding"]["embedding"], 0)
 
 
 def test_all_but_a_few_bytes_are_of_matrices() -> None:

@@ -43,10 +43,6 @@ class Reference:
             lambda ours: ours.replace("layers_", "").replace("target_embedding", "embed"),
         )
 
-    def apply(self, *arguments: Any, method: str, **static: Any) -> Any:
-        run = jax.jit(lambda p, *a: self.model.apply({"params": p}, *a, **static, method=method))
-        return run(self.params, *arguments)
-
 
 @pytest.fixture(scope="module", params=["post", "pre"])
 def reference(request: pytest.FixtureRequest) -> Reference:
@@ -54,14 +50,9 @@ def reference(request: pytest.FixtureRequest) -> Reference:
     return Reference(folder / f"torch_{request.param}_ln.npz", request.param)
 
 
-def test_memory(reference: Reference) -> None:
-    memory, _ = reference.apply(reference.batch.source, method="encode")
-    real = reference.data["src"] != PAD
-    np.testing.assert_allclose(memory[real], reference.data["memory"][real], rtol=0, atol=1e-4)
-
-
 def test_logits(reference: Reference) -> None:
-    logits = reference.apply(reference.batch, method="__call__").logits
+    run: Any = jax.jit(reference.model.apply)
+    logits = run({"params": reference.params}, reference.batch).logits
     real = reference.data["tgt_out"] != PAD
     np.testing.assert_allclose(logits[real], reference.data["logits"][real], rtol=0, atol=1e-4)
 
@@ -75,22 +66,6 @@ def test_loss_and_gradients(reference: Reference) -> None:
     np.testing.assert_allclose(plain / count, data["loss_plain"], rtol=1e-5)
     mean = jax.tree.map(lambda g: g / count, gradient)
     assert_gradients_close(mean, reference.tree("grad"), 1e-4)
-
-
-def test_stepwise_logits(reference: Reference) -> None:
-    target = reference.batch.target_in
-    state = reference.apply(reference.batch.source, method="prefill", beams=1, length=16)
-    step = jax.jit(
-        lambda ids, state, index: reference.model.apply(
-            {"params": reference.params}, ids, state, index, method="decode_step"
-        )
-    )
-    real = reference.data["tgt_out"] != PAD
-    for index in range(target.shape[1]):
-        logits, state, _ = step(target[:, index, None], state, jnp.asarray(index))
-        wanted = reference.data["logits"][:, index]
-        rows = real[:, index]
-        np.testing.assert_allclose(logits[rows, 0], wanted[rows], rtol=0, atol=1e-4)
 
 
 def test_positions(fixtures: Path) -> None:

@@ -104,14 +104,14 @@ def test_meshes_and_executors_agree(
     how: str, config: MeshConfig, accumulate: int, batch: str, trained: bool
 ) -> None:
     wanted, *metrics = update("jit", ONE, 1, batch, trained)
-    gradient, *found = update(how, config, accumulate, batch, trained)
+    gradient, *results = update(how, config, accumulate, batch, trained)
     assert_gradients_close(gradient, wanted, 1e-5)
     tokens = (BATCHES[batch].target_out != PAD).sum()
-    for a, b in zip(found, metrics, strict=True):
+    for a, b in zip(results, metrics, strict=True):
         assert a["tokens"] == b["tokens"] == tokens
-    np.testing.assert_allclose(found[0]["loss"], metrics[0]["loss"], rtol=1e-5)
-    np.testing.assert_allclose(found[0]["grad_norm"], metrics[0]["grad_norm"], rtol=1e-5)
-    np.testing.assert_allclose(found[1]["loss"], metrics[1]["loss"], rtol=1e-5)
+    np.testing.assert_allclose(results[0]["loss"], metrics[0]["loss"], rtol=1e-5)
+    np.testing.assert_allclose(results[0]["grad_norm"], metrics[0]["grad_norm"], rtol=1e-5)
+    np.testing.assert_allclose(results[1]["loss"], metrics[1]["loss"], rtol=1e-5)
 
 
 def test_dropout_does_not_depend_on_the_mesh() -> None:

@@ -195,10 +195,10 @@ def test_a_result_has_the_sharding_that_is_asked_for() -> None:
     def add(tree: Any, scalar: Any) -> Any:
         return jax.tree.map(lambda x: x + scalar, tree)
 
-    found = compile_function(add, mesh)({"a": np.zeros((8, 2)), "b": np.zeros(3)}, np.ones(()))
-    assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(found))
+    placed = compile_function(add, mesh)({"a": np.zeros((8, 2)), "b": np.zeros(3)}, np.ones(()))
+    assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(placed))
     run = compile_function(add, mesh, result=rows, donate=(0,))
     tree = shard_batch(np.zeros((8, 2)), mesh)
-    found = run(tree, np.ones(()))
-    assert {shard.data.shape for shard in found.addressable_shards} == {(1, 2)}
+    placed = run(tree, np.ones(()))
+    assert {shard.data.shape for shard in placed.addressable_shards} == {(1, 2)}
     assert tree.is_deleted()

@@ -120,13 +120,16 @@ def test_a_run_is_made_in_a_mounted_folder(
     assert run.load(tmp_path / "mount").config
 
 
-def test_a_run_of_an_older_format_is_refused_by_name(fixtures: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [run.FORMAT - 1, run.FORMAT + 1])
+def test_a_run_of_another_format_is_refused_by_name(
+    other: int, fixtures: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "r"
     shutil.copytree(fixtures / "run", folder)
     path = folder / "config.json"
     stored = json.loads(path.read_text("utf-8"))
-    path.write_text(json.dumps(stored | {"format": run.FORMAT - 1}), "utf-8")
-    message = f"^{path}: format={run.FORMAT - 1}: this version reads {run.FORMAT}$"
+    path.write_text(json.dumps(stored | {"format": other}), "utf-8")
+    message = f"^{path}: format={other}: this version reads {run.FORMAT}$"
     for read in (run.load, run.load_config):
         with pytest.raises(UserError, match=message):
             read(folder)

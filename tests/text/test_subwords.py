@@ -43,13 +43,13 @@ def draws(model: bytes, text: str, rate: float) -> Counter[tuple[int, ...]]:
     return Counter(tuple(sampler.sample(ids, rate, str(i))) for i in range(DRAWS))
 
 
-def assert_drawn(found: Counter[Any], wanted: Mapping[Any, float]) -> None:
+def assert_drawn(counts: Counter[Any], wanted: Mapping[Any, float]) -> None:
     """Each way is found as often as its probability says, within 4.5 standard deviations."""
     assert sum(wanted.values()) == pytest.approx(1)
-    assert {*found} <= {*wanted}
+    assert {*counts} <= {*wanted}
     for way, share in wanted.items():
         spread = math.sqrt(share * (1 - share) / DRAWS)
-        assert abs(found[way] / DRAWS - share) < 4.5 * spread + 1e-9, (way, share)
+        assert abs(counts[way] / DRAWS - share) < 4.5 * spread + 1e-9, (way, share)
 
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -67,24 +67,24 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("kind", "options"), VARIANTS)
 def test_without_chance_it_is_sentencepiece(kind: str, options: dict[str, Any]) -> None:
-    made = model(kind, **options)
-    sampler, inner = Sampler(made), processor(made)
+    trained = model(kind, **options)
+    sampler, inner = Sampler(trained), processor(trained)
     rate = 1e-12 if kind == "bpe" else 1e3
     strange = ["", "dogsdog dogs", "  r 4  the", "é" if inner.is_byte(5) else "e", "the\n"]
     for line in [*TEXT[::7], *strange]:
         ids = inner.encode(line)
-        found = sampler.sample(ids, rate, line)
+        sampled = sampler.sample(ids, rate, line)
         if kind == "unigram":  # there may be several best ways
             best = sum(map(inner.get_score, ids))
-            assert sum(map(inner.get_score, found)) == pytest.approx(best)
+            assert sum(map(inner.get_score, sampled)) == pytest.approx(best)
         else:
-            assert found == ids
+            assert sampled == ids
 
 
 @pytest.mark.parametrize(("kind", "options"), VARIANTS)
 def test_samples_hold_the_text(kind: str, options: dict[str, Any]) -> None:
-    made = model(kind, **options)
-    sampler, inner = Sampler(made), processor(made)
+    trained = model(kind, **options)
+    sampler, inner = Sampler(trained), processor(trained)
     for line in TEXT[::7]:
         ids = inner.encode(line)
         sampled = [sampler.sample(ids, 0.1, str(i)) for i in range(20)]
@@ -113,14 +113,14 @@ def test_bpe_drops_each_merge_with_the_given_probability(
             return {parts: 1.0}
         _, i = merges[0]
         merged = (*parts[:i], parts[i] + parts[i + 1], *parts[i + 2 :])
-        found: dict[Any, float] = defaultdict(float)
+        chances: dict[Any, float] = defaultdict(float)
         for share, more in (
             (1 - rate, ways(merged, dropped)),
             (rate, ways(parts, dropped | {(ends[i], ends[i + 1], ends[i + 2])})),
         ):
             for way, probability in more.items():
-                found[way] += share * probability
-        return found
+                chances[way] += share * probability
+        return chances
 
     for word in ("▁number", "▁badogste", "▁mimi"):
         text = word[1:]
@@ -161,10 +161,10 @@ def test_long_words_are_no_burden() -> None:
 
 def test_a_model_is_read_as_sentencepiece_reads_it() -> None:
     for kind, number in (("unigram", 1), ("bpe", 2)):
-        made = model(kind, user_defined_symbols="dog")
-        inner = processor(made)
-        found, pieces = read(made)
-        assert found == number
+        trained = model(kind, user_defined_symbols="dog")
+        inner = processor(trained)
+        algorithm, pieces = read(trained)
+        assert algorithm == number
         assert [piece.text for piece in pieces] == [
             inner.id_to_piece(i) for i in range(inner.get_piece_size())
         ]

@@ -157,8 +157,8 @@ def test_a_sample_is_a_function_of_its_arguments(kind: Kind) -> None:
     wanted = [sample(i) for i in range(100)]
     order = random.Random(0).sample(range(100), 100)
     with ThreadPoolExecutor(4) as pool:
-        found = dict(zip(order, pool.map(sample, order), strict=True))
-    assert [found[i] for i in range(100)] == wanted
+        samples = dict(zip(order, pool.map(sample, order), strict=True))
+    assert [samples[i] for i in range(100)] == wanted
     for other in ((0.1, 8, 0, 0), (0.1, 7, 1, 0), (0.1, 7, 0, 1), (0.2, 7, 0, 0)):
         different = sum(
             coder.sample(ids, *other) != coder.sample(ids, 0.1, 7, 0, 0) for ids in lines
@@ -238,25 +238,22 @@ def test_a_joint_vocabulary_is_one_object_and_separate_ones_know_their_side() ->
 
 
 def test_training_reads_a_bounded_even_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
+    coder, stream = trained(), [(f"s{i}", f"t{i}") for i in range(1000)]
     monkeypatch.setattr(tokenizer, "TRAINING_LINES", 200)
-    coder = trained()
-    monkeypatch.setattr(tokenizer, "_train", lambda lines, config: seen.extend(lines) or coder)
-    stream = [(f"s{i}", f"t{i}") for i in range(1000)]
-    tokenizer.train(iter(stream), TokenizerConfig(), seed=1)
-    first = [*seen]
+
+    def read(seed: int, joint: bool = True) -> list[str]:
+        lines: list[str] = []
+        monkeypatch.setattr(tokenizer, "_train", lambda read, _: lines.extend(read) or coder)
+        tokenizer.train(iter(stream), TokenizerConfig(joint=joint), seed=seed)
+        return lines
+
+    first = read(1)
     assert len({*first}) == 200
     assert all(f"t{line[1:]}" in first for line in first)
     assert 350 < sum(int(line[1:]) for line in first) / 200 < 650
-    seen.clear()
-    tokenizer.train(iter(stream), TokenizerConfig(), seed=1)
-    assert seen == first
-    seen.clear()
-    tokenizer.train(iter(stream), TokenizerConfig(), seed=2)
-    assert seen != first
-    seen.clear()
-    tokenizer.train(iter(stream), TokenizerConfig(joint=False), seed=1)
-    assert [line[0] for line in seen] == ["s"] * 200 + ["t"] * 200
+    assert read(1) == first
+    assert read(2) != first
+    assert [line[0] for line in read(1, joint=False)] == ["s"] * 200 + ["t"] * 200
 
 
 def test_words_are_whole_and_as_many_as_there_are() -> None:

@@ -15,9 +15,9 @@ from transformer_jax.text.files import windows
 @pytest.mark.parametrize("kind", [iter, list])
 def test_windows_are_full_and_hold_every_line(kind: Callable[[Any], Any]) -> None:
     lines = [str(i) for i in range(1000)]
-    found = list(windows(kind(lines), 300))
-    assert list(chain.from_iterable(found)) == lines
-    assert [len(window) for window in found] == [300, 300, 300, 100]
+    parts = list(windows(kind(lines), 300))
+    assert list(chain.from_iterable(parts)) == lines
+    assert [len(window) for window in parts] == [300, 300, 300, 100]
     assert list(windows(kind(lines[:300]), 300)) == [lines[:300]]
     assert list(windows(kind([]), 300)) == []
 
@@ -31,10 +31,10 @@ def test_a_window_ends_when_no_line_arrives() -> None:
         assert more.wait(100)
         yield "c"
 
-    found = windows(lines(), 300)
-    assert next(found) == ["a", ""]
+    parts = windows(lines(), 300)
+    assert next(parts) == ["a", ""]
     more.set()
-    assert list(found) == [["c"]]
+    assert list(parts) == [["c"]]
 
 
 def test_an_error_follows_the_lines_before_it() -> None:
@@ -42,27 +42,27 @@ def test_an_error_follows_the_lines_before_it() -> None:
         yield from "abc"
         raise OSError("gone")
 
-    found = windows(lines(), 2)
-    assert [next(found), next(found)] == [["a", "b"], ["c"]]
+    parts = windows(lines(), 2)
+    assert [next(parts), next(parts)] == [["a", "b"], ["c"]]
     with pytest.raises(OSError, match="gone"):
-        next(found)
+        next(parts)
 
 
 def test_no_more_than_some_windows_are_read_ahead() -> None:
     lines = iter(["x"] * 10_000)
-    found = windows(lines, 10)
-    next(found)
+    parts = windows(lines, 10)
+    next(parts)
     assert operator.length_hint(lines) > 9_950
-    assert sum(map(len, found)) == 9990
+    assert sum(map(len, parts)) == 9990
 
 
 def test_nobody_reads_for_windows_that_are_not_asked_for() -> None:
     before, lines = {*threading.enumerate()}, iter(["x"] * 100)
-    found = windows(lines, 10)
-    next(found)
+    parts = windows(lines, 10)
+    next(parts)
     (reader,) = {*threading.enumerate()} - before
     while operator.length_hint(lines) > 69:  # until the reader waits for room for the next line
         time.sleep(0.01)
-    found.close()
+    parts.close()
     reader.join(100)
     assert not reader.is_alive()

@@ -70,8 +70,8 @@ def test_rematerialization_keeps_less_and_computes_more() -> None:
 
 def test_accelerators_are_known_by_their_names() -> None:
     def tflops(kind: str) -> float | None:
-        found = find_accelerator(kind)
-        return found and found.tflops
+        accelerator = find_accelerator(kind)
+        return accelerator and accelerator.tflops
 
     assert tflops("NVIDIA H100 80GB HBM3") == 989
     assert tflops("NVIDIA H100 PCIe") == 756

@@ -29,11 +29,11 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of meters; the rate of the n-th update is 0.5^(n - 1)."""
-    made = Clock()
-    monkeypatch.setattr(meter, "time", made)
+    fake = Clock()
+    monkeypatch.setattr(meter, "time", fake)
     halving = Schedule(lambda step, _: 0.5 ** (step - 1))
     monkeypatch.setitem(SCHEDULES, "halving", halving)
-    return made
+    return fake
 
 
 def make_meter(
@@ -59,12 +59,12 @@ def metrics(**values: float) -> Any:
 
 def test_every_named_metric_is_averaged(clock: Clock) -> None:
     records: list[dict[str, Any]] = []
-    made = make_meter(records)
+    recorder = make_meter(records)
     for step, loss in ((1, 3.0), (2, 1.0), (3, 8.0)):
         clock.now += 2.0
-        found = metrics(loss=loss, grad_norm=1.0, tokens=8, **{"decoder/0/entropy": 2 * loss})
-        made.add(step, found, LOADED, ideal=0.75)
-    made.finish_step()
+        values = metrics(loss=loss, grad_norm=1.0, tokens=8, **{"decoder/0/entropy": 2 * loss})
+        recorder.add(step, values, LOADED, ideal=0.75)
+    recorder.finish_step()
     (record,) = records
     assert record["mfu"] == 1.5 / 6.0
     assert record["step"] == 2
@@ -81,15 +81,15 @@ def test_a_continued_run_emits_the_same_means(clock: Clock) -> None:
     """It stops between two records, after half a minute that is not its own."""
     whole, parts = [], []
     for records, stops in ((whole, False), (parts, True)):
-        made = make_meter(records)
+        recorder = make_meter(records)
         for step, loss in ((1, 3.1), (2, 1.7), (3, 8.3), (4, 0.3)):
-            made.add(step, metrics(loss=loss, grad_norm=1.0, tokens=8), LOADED, ideal=0.75)
-            made.finish_step()
+            recorder.add(step, metrics(loss=loss, grad_norm=1.0, tokens=8), LOADED, ideal=0.75)
+            recorder.finish_step()
             clock.now += 2.0
             if stops and step in (1, 2):
-                stored = json.loads(json.dumps(dataclasses.asdict(made.sums())))
+                stored = json.loads(json.dumps(dataclasses.asdict(recorder.sums())))
                 clock.now += 30.0
-                made = make_meter(records, sums=Sums(**stored))
+                recorder = make_meter(records, sums=Sums(**stored))
     assert [record["target_tokens"] for record in whole] == [16, 32]
     for record in (*whole, *parts):
         del record["minutes"], record["seconds_left"]
@@ -101,15 +101,15 @@ def test_steps_that_are_not_finite_are_counted_until_too_many_follow_each_other(
 ) -> None:
     """They are in no mean, and the schedule of learning rates does not see them."""
     records: list[dict[str, Any]] = []
-    made, nan, inf = make_meter(records), float("nan"), float("inf")
-    found = [(1.0, 1.0), (nan, 1.0), (2.0, inf), (4.0, 1.0), (nan, nan), (nan, nan), (nan, nan)]
+    recorder, nan, inf = make_meter(records), float("nan"), float("inf")
+    steps = [(1.0, 1.0), (nan, 1.0), (2.0, inf), (4.0, 1.0), (nan, nan), (nan, nan), (nan, nan)]
     with pytest.raises(UserError) as caught:
-        for step, (loss, norm) in enumerate(found, 1):
+        for step, (loss, norm) in enumerate(steps, 1):
             clock.now += 1.0
             values = metrics(loss=loss, grad_norm=norm, tokens=8)
-            made.add(step, values, LOADED)
-            made.finish_step()
-            made = make_meter(records, sums=made.sums())  # of a continued run
+            recorder.add(step, values, LOADED)
+            recorder.finish_step()
+            recorder = make_meter(records, sums=recorder.sums())  # of a continued run
     assert [record["step"] for record in records] == [2, 2, 3, 4, 5, 6]
     assert records[0]["text"] == (
         "step 2: loss=nan with gradient norm 1.0 in epoch 0, chunk 0, batch 7, 2x7x6:"
@@ -127,48 +127,48 @@ def test_steps_that_are_not_finite_are_counted_until_too_many_follow_each_other(
 
 def test_compilation_is_no_part_of_the_time_left(clock: Clock) -> None:
     """The first of ten steps takes 60 s to compile; each step takes 1 s to run."""
-    made = make_meter([])
-    assert made.progress(0) == (0.0, None)
+    recorder = make_meter([])
+    assert recorder.progress(0) == (0.0, None)
     for step, seconds in ((1, 60.0), (2, 0.0)):
-        with made.dispatching(LOADED.batch):
+        with recorder.dispatching(LOADED.batch):
             clock.now += seconds
         clock.now += 1.0
-        assert made.progress(step) == (step / 10, pytest.approx(10 - step))
-    assert made.seconds() == 62.0
+        assert recorder.progress(step) == (step / 10, pytest.approx(10 - step))
+    assert recorder.seconds() == 62.0
     other = make_batch([(5, 4)] * 4)
-    with made.dispatching(other):  # another shape, another program
+    with recorder.dispatching(other):  # another shape, another program
         clock.now += 30.0
     clock.now += 1.0
-    assert made.progress(3)[1] == pytest.approx(7.0)
+    assert recorder.progress(3)[1] == pytest.approx(7.0)
 
 
 def test_a_continued_run_estimates_from_this_process(clock: Clock) -> None:
     """Earlier processes did 30 of 100 steps in 90 s, of which 60 s were compilation."""
-    made = make_meter([], 30, 90.0, steps=100)
-    assert made.progress(30) == (0.3, None)
-    with made.dispatching(LOADED.batch):
+    recorder = make_meter([], 30, 90.0, steps=100)
+    assert recorder.progress(30) == (0.3, None)
+    with recorder.dispatching(LOADED.batch):
         clock.now += 60.0
     clock.now += 10.0
-    assert made.seconds() == 160.0
-    assert made.progress(40) == (0.4, pytest.approx(60.0))
+    assert recorder.seconds() == 160.0
+    assert recorder.progress(40) == (0.4, pytest.approx(60.0))
 
 
 def test_the_limit_that_comes_first_tells_what_is_done(clock: Clock) -> None:
-    made = make_meter([], steps=100, epochs=4, minutes=2.0)
-    assert made.progress(5)[0] == 0.25  # of 20 batches in 4 epochs
+    recorder = make_meter([], steps=100, epochs=4, minutes=2.0)
+    assert recorder.progress(5)[0] == 0.25  # of 20 batches in 4 epochs
     clock.now += 60.0
-    assert made.progress(5)[0] == 0.5
+    assert recorder.progress(5)[0] == 0.5
     assert make_meter([], 90, 600.0, steps=100).progress(120)[0] == 1.0
 
 
 def test_evaluation_is_no_part_of_the_rate(clock: Clock) -> None:
     records: list[dict[str, Any]] = []
-    made = make_meter(records)
-    found = metrics(loss=1.0, grad_norm=1.0, tokens=8)
-    made.add(1, found, LOADED)
-    with made.paused():
+    recorder = make_meter(records)
+    values = metrics(loss=1.0, grad_norm=1.0, tokens=8)
+    recorder.add(1, values, LOADED)
+    with recorder.paused():
         clock.now += 100.0
-    made.add(2, found, LOADED)
+    recorder.add(2, values, LOADED)
     clock.now += 4.0
-    made.finish_step()
+    recorder.finish_step()
     assert records[0]["tokens_per_s"] == 16 / 4.0

@@ -25,16 +25,12 @@ def rate(step: int, kind: Any, d_model: int = 64) -> float:
     return np.asarray(learning_rate(config, d_model)(jnp.asarray(step - 1))).item()
 
 
-@pytest.mark.parametrize("step", [1, 2, WARMUP - 1, WARMUP, WARMUP + 1, 4 * WARMUP, 100_000])
-def test_noam(step: int) -> None:
+@pytest.mark.parametrize("step", [1, 2, 39, WARMUP, 41, 4 * WARMUP, 100_000])
+def test_noam_and_the_warmup_of_the_others(step: int) -> None:
     wanted = 0.5 * 64**-0.5 * min(step**-0.5, step * WARMUP**-1.5)
     np.testing.assert_allclose(rate(step, "noam"), wanted, rtol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["inverse_sqrt", "cosine", "linear"])
-@pytest.mark.parametrize("step", [1, 2, WARMUP - 1, WARMUP])
-def test_warmup_is_linear_to_the_peak(kind: str, step: int) -> None:
-    np.testing.assert_allclose(rate(step, kind), 0.5 * step / WARMUP, rtol=1e-6)
+    for kind in ("inverse_sqrt", "cosine", "linear") if step <= WARMUP else ():
+        np.testing.assert_allclose(rate(step, kind), 0.5 * step / WARMUP, rtol=1e-6)
 
 
 @pytest.mark.parametrize("step", [WARMUP, WARMUP + 1, 120, END - 1, END, END + 50])
@@ -131,10 +127,10 @@ def test_muon_makes_the_momentum_of_a_matrix_nearly_orthogonal(
     scaled = np.asarray(updates[layer]["kernel"]).reshape(matrix) / (
         -0.5 * 0.2 * max(matrix) ** 0.5
     )
-    found = u.T @ scaled @ v.T
-    np.testing.assert_allclose(found, np.diag(np.diag(found)), atol=1e-4)
-    assert np.diag(found).min() > 0.5  # as are those of five iterations (Jordan et al. 2024)
-    assert np.diag(found).max() < 1.3
+    values = u.T @ scaled @ v.T
+    np.testing.assert_allclose(values, np.diag(np.diag(values)), atol=1e-4)
+    assert np.diag(values).min() > 0.5  # as are those of five iterations (Jordan et al. 2024)
+    assert np.diag(values).max() < 1.3
 
 
 def test_muon_leaves_embeddings_norms_and_biases_to_adam() -> None:

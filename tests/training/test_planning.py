@@ -37,8 +37,8 @@ def planner(mesh: MeshConfig, devices: Any = None, **changes: Any) -> Planner:
 
 @cache
 def compiled(mesh: MeshConfig, remat: Any = "none") -> Any:
-    made = planner(mesh, execution=ExecutionConfig(remat=remat))
-    return compile_training_step(made.setup, made.shape(SHAPE))
+    plan = planner(mesh, execution=ExecutionConfig(remat=remat))
+    return compile_training_step(plan.setup, plan.shape(SHAPE))
 
 
 @pytest.mark.parametrize("mesh", [DATA, pytest.param(ALL, marks=pytest.mark.long)])
@@ -53,10 +53,10 @@ def test_bytes_are_those_of_the_programs_arguments(mesh: MeshConfig) -> None:
 
 def test_devices_exchange_the_gradients_once() -> None:
     """Also those of the tied embeddings, which are used three times."""
-    found = collectives(compiled(DATA))
-    assert found.keys() == {"all-reduce"}
+    exchanged = collectives(compiled(DATA))
+    assert exchanged.keys() == {"all-reduce"}
     gradients = planner(DATA).memory(SHAPE).params
-    assert gradients <= found["all-reduce"].bytes <= gradients + 64  # and a few scalars
+    assert gradients <= exchanged["all-reduce"].bytes <= gradients + 64  # and a few scalars
 
 
 @pytest.mark.long
@@ -67,15 +67,15 @@ def test_rematerialization_saves_memory() -> None:
     assert sizes[1] < 0.8 * sizes[0]
 
 
-def assert_estimated(made: Planner, true: int, most: float = 1.6) -> None:
-    assert 0.9 * true < made.memory(SHAPE).temporaries < most * true
+def assert_estimated(plan: Planner, true: int, most: float = 1.6) -> None:
+    assert 0.9 * true < plan.memory(SHAPE).temporaries < most * true
 
 
 @pytest.mark.long
 def test_temporaries_are_estimated_from_what_is_kept() -> None:
     for remat in ("none", "layers"):
-        made = planner(DATA, execution=ExecutionConfig(remat=remat))
-        assert_estimated(made, compiled(DATA, remat).memory_analysis().temp_size_in_bytes)
+        plan = planner(DATA, execution=ExecutionConfig(remat=remat))
+        assert_estimated(plan, compiled(DATA, remat).memory_analysis().temp_size_in_bytes)
 
 
 @pytest.mark.long
@@ -93,9 +93,9 @@ def test_so_are_those_of_parts(mesh: MeshConfig, accumulate: int, most: float) -
     `tensor`, which the estimate does not do, so that it is larger there."""
     model = tiny(d_model=256, d_ff=1024, heads=4, max_length=32, dropout=0.1)
     options = OptimizerConfig(accumulate=accumulate)
-    made = planner(mesh, model=model, optimizer=options)
-    true = made.compiled(SHAPE)[0].temporaries
-    assert_estimated(made, true, most)
+    plan = planner(mesh, model=model, optimizer=options)
+    true = plan.compiled(SHAPE)[0].temporaries
+    assert_estimated(plan, true, most)
 
 
 def test_microbatches_follow_from_the_devices() -> None:
@@ -103,44 +103,44 @@ def test_microbatches_follow_from_the_devices() -> None:
     options = OptimizerConfig(microbatch_tokens=300)
     wanted = {1: (14, 182), 8: (2, 192), 64: (1, 192)}
     for devices, (count, rows) in wanted.items():
-        made = planner(MeshConfig(), devices, optimizer=options)
-        assert (made.setup.microbatches, made.shape(SHAPE).rows) == (count, rows)
+        plan = planner(MeshConfig(), devices, optimizer=options)
+        assert (plan.setup.microbatches, plan.shape(SHAPE).rows) == (count, rows)
     few = planner(MeshConfig(), 8, optimizer=OptimizerConfig(accumulate=2))
-    made = planner(MeshConfig(), 8, optimizer=options)
-    assert made.memory(SHAPE) == few.memory(SHAPE)
-    assert made.setup.describe_devices().endswith("; 2 microbatches a step")
-    halved = list(remedies(made, [SHAPE], sum(made.memory(SHAPE)) - 1))
+    plan = planner(MeshConfig(), 8, optimizer=options)
+    assert plan.memory(SHAPE) == few.memory(SHAPE)
+    assert plan.setup.describe_devices().endswith("; 2 microbatches a step")
+    halved = list(remedies(plan, [SHAPE], sum(plan.memory(SHAPE)) - 1))
     assert halved[0].option == "--config.optimizer.microbatch_tokens=150"
 
 
 @pytest.mark.long
 def test_remedies_fit() -> None:
-    made = planner(MeshConfig(), 64)
+    plan = planner(MeshConfig(), 64)
     large = SHAPE._replace(rows=2048)
-    limit = 2 * sum(made.memory(large)) // 3
-    found = list(remedies(made, [large, large._replace(source=8)], limit))
-    fields = [remedy.option.partition("=")[0] for remedy in found]
+    limit = 2 * sum(plan.memory(large)) // 3
+    fitting = list(remedies(plan, [large, large._replace(source=8)], limit))
+    fields = [remedy.option.partition("=")[0] for remedy in fitting]
     assert fields == [
         "--config.optimizer.accumulate",
         "--config.execution.remat",
         "--config.data.batch_tokens",
     ]
-    assert all(remedy.memory <= limit for remedy in found)
-    assert found[0].operations == 1
-    assert found[2].operations == pytest.approx(0.5)
-    changed = made.variant("optimizer", accumulate=int(found[0].option.partition("=")[2]))
-    assert sum(changed.memory(large)) == found[0].memory
+    assert all(remedy.memory <= limit for remedy in fitting)
+    assert fitting[0].operations == 1
+    assert fitting[2].operations == pytest.approx(0.5)
+    changed = plan.variant("optimizer", accumulate=int(fitting[0].option.partition("=")[2]))
+    assert sum(changed.memory(large)) == fitting[0].memory
     small = Shape(64, 2, 2)
-    sharded = list(remedies(made, [small], sum(made.memory(small)) * 3 // 5))
+    sharded = list(remedies(plan, [small], sum(plan.memory(small)) * 3 // 5))
     assert [remedy.option for remedy in sharded] == ["--config.mesh.fsdp=4"]
 
 
 @pytest.mark.long
 def test_remedies_are_configs_that_train() -> None:
     """pmap has no fsdp, and batches have at least 8 rows."""
-    made = planner(MeshConfig(), 64, execution=ExecutionConfig(executor="pmap"))
-    rows, kept = Shape(64, 2, 2), sum(made.memory(Shape(64, 2, 2))[:2])
-    assert list(remedies(made, [rows], kept // 2)) == []
+    plan = planner(MeshConfig(), 64, execution=ExecutionConfig(executor="pmap"))
+    rows, kept = Shape(64, 2, 2), sum(plan.memory(Shape(64, 2, 2))[:2])
+    assert list(remedies(plan, [rows], kept // 2)) == []
     alone = planner(MeshConfig(), 1)
     limit = sum(alone.memory(SHAPE._replace(rows=16))) * 9 // 10
     halved = [remedy.option for remedy in remedies(alone, [SHAPE._replace(rows=16)], limit)]

@@ -56,5 +56,5 @@ def test_r_drop_computes_each_pair_twice() -> None:
     assert divergence > 0.01
     np.testing.assert_allclose(total, smoothed + 1.5 * divergence, rtol=1e-5)
     assert tokens == wanted == 18
-    for found, alone in zip(*(f(params, batch, None, {}) for f in (r_drop, plain)), strict=True):
-        jax.tree.map(np.testing.assert_array_equal, found, alone)
+    for ours, alone in zip(*(f(params, batch, None, {}) for f in (r_drop, plain)), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, ours, alone)

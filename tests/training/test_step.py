@@ -45,9 +45,9 @@ def toy_state(optimizer: Any, ema: float | None = None) -> TrainState:
 
 def counts(batch: Batch) -> np.ndarray:
     """How often each id is a target; padding is none."""
-    found = np.bincount(batch.target_out.ravel(), minlength=VOCABULARY)
-    found[0] = 0
-    return found
+    frequency = np.bincount(batch.target_out.ravel(), minlength=VOCABULARY)
+    frequency[0] = 0
+    return frequency
 
 
 def test_update_is_the_mean_gradient_over_tokens() -> None:
@@ -77,12 +77,12 @@ def test_microbatches_are_added_and_each_has_its_key() -> None:
     whole = gradients(params, BATCH, None, {}, loss=toy_loss)
     parts = gradients(params, BATCH, None, {}, loss=toy_loss, accumulate=2)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), parts, whole)
-    found, _, _ = gradients(params, BATCH, KEY, {}, loss=toy_loss, accumulate=2)
+    summed, _, _ = gradients(params, BATCH, KEY, {}, loss=toy_loss, accumulate=2)
     wanted = np.zeros(VOCABULARY)
     for i in range(2):
         every_other = Batch(*(x[i::2] for x in BATCH[:3]))
         wanted -= jax.random.uniform(jax.random.fold_in(KEY, i)) * counts(every_other)
-    np.testing.assert_allclose(found["weight"], wanted, rtol=1e-6)
+    np.testing.assert_allclose(summed["weight"], wanted, rtol=1e-6)
 
 
 def test_microbatches_must_divide_the_rows() -> None:
