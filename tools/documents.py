@@ -74,7 +74,7 @@ def result_table() -> str:
         rows.append(
             (
                 f"[{path.stem}](../{path})",
-                study.about if study else MEASUREMENTS[path.stem],
+                study.about if study else MEASUREMENTS.get(path.stem, ""),
                 f"`{contents['command']}`",
                 f"`{contents['commit'][:10]}`{changes}, {contents['date']}",
                 tables.processor(contents),

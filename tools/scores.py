@@ -82,6 +82,7 @@ def translations(
         "signatures": scores["signatures"],
         "test_digest": data.corpus(data.test).digest,
         "samples": samples(sources, outputs, references),
+        "kept": kept(sources, references, outputs),
         "val_bleu": bleu[best],
         "val_bleu_by_alpha": {f"{s.alpha:g}": b for s, b in zip(searches, bleu, strict=True)},
         "search": dataclasses.asdict(searches[best]),
@@ -134,12 +135,6 @@ def samples(
         ]
         for name, lines in chosen.items()
     }
-
-
-def translations_and_kept(trained: Run, data: Data) -> Scored:
-    """Returns also how many translations keep what `KEPT` says."""
-    values, outputs = translations(trained, data)
-    return values | {"kept": kept(*data.sides(data.test), outputs)}, outputs
 
 
 def kept(

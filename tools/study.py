@@ -122,11 +122,10 @@ def _write(name: str, rows: Rows, summary: Mapping[str, Any] = {}) -> None:
 
 def kept(name: str, configs: dict[str, Config], only: Collection[str] = ()) -> Rows:
     """Returns the rows of results/NAME.json that training would give again, and those that are not
-    to be trained now."""
+    to be trained now. The only run of a study is always trained, or continued."""
     if not (results.FOLDER / f"{name}.json").exists():
         return {}
-    stored = results.read(name)
-    rows = stored.get("rows", {"": stored})
+    rows = results.read(name).get("rows", {})
     return {
         label: rows[label]
         for label, config in configs.items()
@@ -142,13 +141,13 @@ def _same(row: dict[str, Any], config: Config) -> bool:
     if "card" not in row:
         return False
     stored, provenance = from_json(row["card"]["config"]), row["card"]["provenance"]
-    names = {"train": stored.data.train, "dev": stored.data.dev, "cache": ""}
+    data = replace(config.data, train=stored.data.train, dev=stored.data.dev, cache="")
     try:
         digests = Corpora.of(config.data).digests()
     except (OSError, UserError):  # a corpus that an earlier call has made is not there any more
         return False
     return (
-        stored == replace(config, data=replace(config.data, **names))
+        stored == replace(config, data=data)
         and _by_part(provenance["data_digests"]) == _by_part(digests)
         and provenance["versions"] == run.versions()
     )
@@ -176,11 +175,12 @@ def train_each(
     def train(label: str) -> str:
         path = folder / label
         path.parent.mkdir(parents=True, exist_ok=True)
-        config = config_file(configs[label], path.with_name(f"{path.name}.py"))
+        config = config_file(configs[label], Path(f"{path}.py"))
+        print(f"{path}: training; its log is {path}.log", flush=True)
         # A run that has begun was preceded by these commands.
         commands = [] if run.exists(path) else list(before.get(label, ()))
         for command in (*commands, ("train", f"--config={config}", f"--run={path}")):
-            with path.with_name(f"{path.name}.log").open("ab") as log:
+            with Path(f"{path}.log").open("ab") as log:
                 words = (sys.executable, "-m", "transformer_jax.cli.main", *command)
                 process = subprocess.Popen(words, stdout=log, stderr=log)
             running[label] = process
