@@ -1,7 +1,8 @@
 """LibreOffice's help, English to German: longer, technical sentences with placeholders.
 
 The recipe of Multi30k, with fewer steps, longer sentences and more subwords, and with the
-placeholder of the help, <?>, as a token of its own. `make libreoffice` names the files, too:
+placeholder of the help, <?>, as a token of its own. `make study NAME=libreoffice_en_de` names the
+files, too:
 
     transformer-jax train --config=configs/libreoffice_en_de.py --run=runs/libreoffice_en_de \\
         --config.data.train DIR/train.en-de.tsv.gz --config.data.dev DIR/dev.en-de.tsv.gz

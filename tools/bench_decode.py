@@ -2,7 +2,7 @@
 
     python -m tools.bench_decode --run RUN --data FOLDER --peers PYTHON [--before FOLDER RUN]
 
-RUN is a run of `multi30k.first_recipe`, whose attention CTranslate2 has, too; it is trained if it
+RUN is a run of `studies.first_recipe`, whose attention CTranslate2 has, too; it is trained if it
 is not there. FOLDER is that of Multi30k, PYTHON the interpreter of an environment with ctranslate2,
 torch and transformers. Models of the preset `tiny` with random parameters decode the sources of
 test_2016_flickr with given lengths (the loop), and the trained model translates them (real work).
@@ -33,7 +33,7 @@ import numpy as np
 
 from tools.decode_child import MODEL, random_model
 from tools.decode_peers import batches
-from tools.multi30k import first_recipe
+from tools.studies import first_recipe
 from transformer_jax import plot, train
 from transformer_jax.allocator import ALLOCATOR
 from transformer_jax.benchmark import results

@@ -36,7 +36,7 @@ def small_arrays_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_goes_on_with_other_devices(
     tiny_config: Config, finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dropout and subword sampling are on. The short form of `make devices`."""
+    """Dropout and subword sampling are on. The short form of `make measure NAME=devices`."""
     consumed: list[list[list[int]]] = []
     reported: list[Record] = []
 

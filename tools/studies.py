@@ -1,0 +1,375 @@
+"""The studies, as data: `make study NAME=ablations`, or python -m tools.studies ablations.
+
+Each trains its runs, keeps what is in results/NAME.json already, and writes the rest to it. --only
+names the runs to train now, and --data the folder of the corpora.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import random
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from tools import attention_kinds, scores
+from tools.scores import Data
+from tools.study import RUNS, Changes, Rows, Study, outputs_file, run_study
+from transformer_jax import plot
+from transformer_jax.allocator import restart_with_allocator
+from transformer_jax.config import Config
+from transformer_jax.decoding.evaluation import compare
+from transformer_jax.files import write_whole
+from transformer_jax.parallel.program_cache import cache_programs
+from transformer_jax.text.files import read_lines
+
+MULTI30K = Data("../shared/data/multi30k", "{folder}/{part}.en.gz,{folder}/{part}.{language}.gz")
+LIBREOFFICE = Data(
+    "../shared/data/libreoffice", "{folder}/{part}.en-de.tsv.gz", dev="dev", test="dev"
+)
+RECIPES = Data("", "{part}", train="recipes", dev="recipes", test="recipes:test")
+
+
+def fields(section: str, **values: Any) -> Changes:
+    """Returns the changes of some fields of a section of the config."""
+    return {f"{section}.{name}": value for name, value in values.items()}
+
+
+def steps(count: int) -> Changes:
+    """Returns the changes for a run of so many steps, over which the learning rate decays."""
+    return {"train.steps": count, "optimizer.decay_steps": count}
+
+
+def with_seeds(rows: Mapping[str, Changes], seeds: Sequence[int]) -> dict[str, Changes]:
+    """Returns each row with each seed, as LABEL_SEED."""
+    labels = itertools.product(seeds, rows)
+    return {f"{label}_{seed}": {**rows[label], "train.seed": seed} for seed, label in labels}
+
+
+# Multi30k: seeds, and the settings before the recipe and those of a paper
+
+SEEDS = (0, 1, 2)
+TINY: Changes = {
+    **fields("model", d_model=128, heads=4, kv_heads=None, d_ff=256, positions="sinusoidal"),
+    "optimizer.kind": "adam",
+    "train.log_every": 50,
+}
+FIRST: Changes = {
+    **TINY,
+    **steps(10_000),
+    **fields("train", evaluate_every=500, save_every=250),
+    "model.dropout": 0.2,
+    "data.batch_tokens": 2048,
+    "optimizer.learning_rate": 0.003,
+}
+"""The recipe before the present one, which other studies still change one part of."""
+PUBLISHED: Changes = {
+    **TINY,
+    **fields("optimizer", schedule="inverse_sqrt", warmup=2000, decay_steps=None, ema=None),
+    **fields("train", steps=8000, save_every=80, keep=10),
+    **fields("decode", penalty="gnmt", alpha=0.6),
+    "model.norm": "post",
+    "tokenizer.vocabulary": 10_000,
+    "data.batch_tokens": 8192,
+}
+"""The settings of the Transformer-tiny of Wu et al. 2021, the best published system of this size.
+The mean of its last ten checkpoints is evaluated. An epoch has 63 steps. Other than there, the text
+is cased, and the 10,000 BPE ids are SentencePiece's."""
+SCORES = ("bleu_lower_tokenized", "bleu_cased_13a", "chrf", "val_bleu", "minutes")
+
+
+def first_recipe(folder: Path) -> Config:
+    """Returns the recipe of Multi30k before the present one, whose data are in `folder`."""
+    data = MULTI30K._replace(folder=str(folder))
+    return replace(STUDIES["multi30k_seeds"], data=data).configs()["first_0"]
+
+
+def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the mean and the standard deviation of each score over the seeds."""
+    values = {name.removeprefix("bleu_"): [run[name] for run in runs] for name in SCORES}
+    means = {f"mean_{name}": statistics.mean(each) for name, each in values.items()}
+    return means | {f"deviation_{name}": statistics.stdev(each) for name, each in values.items()}
+
+
+def compare_seeds(rows: Rows, data: Data) -> dict[str, Any]:
+    """Returns the statistics of each recipe, and the paired bootstrap of each seed against the same
+    seed of the recipe before."""
+    first, recipe = ([rows[f"{name}_{seed}"] for seed in SEEDS] for name in ("first", "recipe"))
+    _, references = data.sides(data.test)
+
+    def outputs(label: str) -> list[str]:
+        return list(read_lines(str(outputs_file("multi30k_seeds", label))))
+
+    bootstrap = [
+        compare(outputs(f"first_{seed}"), outputs(f"recipe_{seed}"), references) for seed in SEEDS
+    ]
+    return {
+        "seeds": SEEDS,
+        **over_seeds(recipe),
+        "first": over_seeds(first),
+        "bootstrap": bootstrap,
+    }
+
+
+# Ablations
+
+TWO_SEEDS = (0, 1)
+CHANGES: dict[str, Changes] = {
+    "recipe": {},
+    # R-Drop computes each pair twice: it has half of the pairs.
+    "r_drop": {"optimizer.r_drop": 3.0, "data.batch_tokens": 2048},
+    "bpe_dropout": {"tokenizer.sampling": 0.1},
+    "adam": {"optimizer.kind": "adam"},
+    "attention_of_the_paper": {"model.positions": "sinusoidal", "model.kv_heads": None},
+    "no_averaging": {"optimizer.ema": None},
+    "shallow_decoder": {"model.decoder_layers": 1},
+}
+
+
+def compare_changes(rows: Rows, _: Data) -> dict[str, Any]:
+    """Returns the mean of each change, and how it differs from the recipe.
+
+    The score on the development set decides. The standard deviation of a seed is pooled over all
+    changes; that of a difference of two means of n seeds is √(2 / n) of it. A difference below two
+    of those is called none.
+    """
+
+    def values(name: str, field: str) -> list[float]:
+        return [rows[f"{name}_{seed}"][field] for seed in TWO_SEEDS]
+
+    variances = [statistics.variance(values(name, "val_bleu")) for name in CHANGES]
+    deviation = math.sqrt(statistics.mean(variances))
+    of_difference = math.sqrt(2 / len(TWO_SEEDS)) * deviation
+    changes = {}
+    for name in CHANGES:
+        mean = statistics.mean(values(name, "val_bleu"))
+        difference = mean - statistics.mean(values("recipe", "val_bleu"))
+        verdict = "better" if difference > 0 else "worse"
+        changes[name] = {
+            "mean_val_bleu": mean,
+            "difference": difference,
+            "verdict": "none" if abs(difference) < 2 * of_difference else verdict,
+            "mean_cased_13a": statistics.mean(values(name, "bleu_cased_13a")),
+            "minutes": statistics.mean(values(name, "minutes")),
+            "mean_loss": statistics.mean(best_loss(rows[f"{name}_{seed}"]) for seed in TWO_SEEDS),
+        }
+    return {"seeds": TWO_SEEDS, "deviation_of_a_seed": deviation, "changes": changes}
+
+
+def best_loss(row: Mapping[str, Any]) -> float:
+    """Returns the loss on the development set of the checkpoint that was evaluated."""
+    return next(each["loss"] for each in row["evaluations"] if each["step"] == row["best_step"])
+
+
+# Few pairs: the reverse model, trained on them, translates the German sides that are left out.
+
+FEW = (3_000, 10_000)
+FILES = RUNS / "small"
+SIXTH = 2133
+WAYS = {"recipe": "the recipe", "smaller": "1,000 BPE ids", "back": "back-translation"}
+"""What the runs of a way, named WAY_PAIRS, are called in the picture."""
+
+FEW_PAIRS: dict[str, Changes] = {"recipe_29000": {}}
+for _count in FEW:
+    _files = [f"{FILES}/{_count}.tsv", f"{FILES}/{_count}.back.tsv"]
+    FEW_PAIRS[f"recipe_{_count}"] = {"data.train": _files[:1]}
+    FEW_PAIRS[f"back_{_count}"] = {"data.train": _files, "data.weights": [1.0, 1.0]}
+FEW_PAIRS["smaller_3000"] = {**FEW_PAIRS["recipe_3000"], "tokenizer.vocabulary": 1_000}
+
+
+def write_few_pairs(data: Data) -> None:
+    """Writes the few pairs, in both directions, and the German sides that are left out."""
+    FILES.mkdir(parents=True, exist_ok=True)
+    pairs = list(data.corpus(data.train).pairs())
+    random.Random(0).shuffle(pairs)
+    files = {"val.de-en.tsv": [pair[::-1] for pair in data.corpus(data.dev).pairs()]}
+    for count in FEW:
+        files[f"{count}.tsv"] = pairs[:count]
+        files[f"{count}.de-en.tsv"] = [pair[::-1] for pair in pairs[:count]]
+        files[f"{count}.rest.de"] = [pair[1:] for pair in pairs[count:]]
+    for name, rows in files.items():
+        with write_whole(FILES / name) as file:
+            file.writelines("\t".join(row) + "\n" for row in rows)
+
+
+def back_translation(count: int) -> list[list[str]]:
+    """Returns the commands that train the reverse run, and translate what is left out of it."""
+    few, run = FILES / str(count), f"--run={RUNS}/small_data/reverse_{count}"
+    names = {"data.train": f"{few}.de-en.tsv", "data.dev": f"{FILES}/val.de-en.tsv"}
+    options = [f"--config.{name}={value}" for name, value in {**steps(SIXTH), **names}.items()]
+    files = [f"--text={few}.rest.de", f"--pairs={few}.tsv", f"--output={few}.back.tsv"]
+    return [
+        ["train", "--config=configs/multi30k_en_de.py", run, *options],
+        ["back-translate", run, *files],
+    ]
+
+
+def curves(rows: Rows) -> dict[str, Any]:
+    """Returns BLEU by the number of pairs, for each way of training, as `plot.lines` takes them."""
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for name, values in rows.items():
+        way, _, count = name.partition("_")
+        lines.setdefault(WAYS[way], []).append((int(count), values["bleu_cased_13a"]))
+    panels = {"BLEU, cased, 13a": {way: sorted(points) for way, points in lines.items()}}
+    return {"panels": panels, "x": "training pairs", "xscale": "log"}
+
+
+# Kinds of attention: "soft" is the paper's, and "modern" has rotary positions and one KV head. Two
+# kinds are used in the last layer only, where a sampled choice changes the prediction of its own
+# token only.
+
+cross = partial(fields, "model.cross_attention")
+KINDS: dict[str, Changes] = {
+    "soft": {},
+    "hard": cross(kind="hard", layer=3),
+    "gumbel": cross(kind="gumbel", layer=3),
+    "local-m": cross(kind="local-m", window=4),
+    "local-p": cross(kind="local-p", window=4),
+    "latent": cross(kind="latent"),
+    "additive": cross(score="additive"),
+    "plain": {"model.encoder_attention.kind": "plain"},
+    "modern": {"model.positions": "rotary", "model.kv_heads": 1},
+}
+
+
+def compare_kinds(rows: Rows, data: Data) -> dict[str, Any]:
+    """Adds the speed of each kind to its row, since they are timed in turns. Returns the noise of
+    the gradients of those that sample."""
+    study = replace(STUDIES["attention_kinds"], data=data)
+    speeds = attention_kinds.speeds(study.configs())
+    estimators: dict[str, Any] = {"samples": attention_kinds.GRADIENTS}
+    for label, row in rows.items():
+        row["train_tokens_per_s"] = speeds[label]
+        estimators |= row.get("estimators", {})
+    return {"estimators": estimators}
+
+
+# Labels of recipes: latent attention and its baselines. The config was chosen on another sample.
+
+SOFT = cross(kind="soft")
+MODELS: dict[str, Changes] = {
+    "latent": {},
+    "soft": SOFT,
+    "soft_wide": {
+        **SOFT,
+        **steps(2000),
+        **fields("train", evaluate_every=2000, save_every=2000),
+        **fields("model", heads=1, d_model=128),
+    },
+    "latent_no_positions": {"model.positions": "none"},
+    "soft_no_positions": {**SOFT, "model.positions": "none"},
+    "soft_encoder": {**SOFT, "model.layers": 1, "model.d_ff": 128},
+}
+
+
+def compare_models(rows: Rows, _: Data) -> dict[str, Any]:
+    """Returns the shares of each model by seed."""
+    models = {}
+    for label in MODELS:
+        runs = [rows[f"{label}_{seed}"] for seed in SEEDS]
+        fixed = {name: runs[0][name] for name in ("parameters", "steps")}
+        shares = {name: [run[name] for run in runs] for name in ("both", "trigger", "action")}
+        models[label] = fixed | shares
+    return {"seeds": SEEDS, "models": models}
+
+
+def training_curves(rows: Rows) -> Figure:
+    """Plots the evaluations of the only run."""
+    return plot.training_curves({"": rows[""]["evaluations"]})
+
+
+ON_MULTI30K = Study(
+    "train and evaluate on Multi30k", MULTI30K, {"": {}}, keep_outputs=True, draw=training_curves
+)
+STUDIES = {
+    "multi30k_en_de": ON_MULTI30K,
+    "multi30k_en_fr": replace(
+        ON_MULTI30K,
+        about="train and evaluate on Multi30k from English to French",
+        data=MULTI30K._replace(language="fr"),
+    ),
+    "multi30k_seeds": Study(
+        "train three seeds of the recipe and of the one before",
+        MULTI30K,
+        with_seeds({"recipe": {}, "first": FIRST}, SEEDS),
+        keep_outputs=True,
+        summarize=compare_seeds,
+    ),
+    "multi30k_published": Study(
+        "train with the published settings",
+        MULTI30K,
+        {"published_0": PUBLISHED},
+        score=partial(scores.translations, average=True),
+    ),
+    "ablations": Study(
+        "change one part of the recipe at a time",
+        MULTI30K,
+        with_seeds(CHANGES, TWO_SEEDS),
+        steps(4266),
+        summarize=compare_changes,
+    ),
+    "small_data": Study(
+        "train on few pairs, and with back-translation",
+        MULTI30K,
+        FEW_PAIRS,
+        steps(SIXTH),
+        prepare=write_few_pairs,
+        before={f"back_{count}": back_translation(count) for count in FEW},
+        summarize=lambda rows, _: {"curves": curves(rows)},
+        draw=lambda rows: plot.lines(**curves(rows)),
+    ),
+    "libreoffice_en_de": Study(
+        "train and evaluate on LibreOffice's help",
+        LIBREOFFICE,
+        {"": {}},
+        config="configs/libreoffice_en_de.py",
+        keep_outputs=True,
+    ),
+    "attention_kinds": Study(
+        "train nine variants of attention on Multi30k",
+        MULTI30K,
+        KINDS,
+        {**FIRST, **steps(2000), "train.evaluate_every": 2000},
+        score=attention_kinds.score,
+        summarize=compare_kinds,
+        draw=attention_kinds.picture,
+    ),
+    "recipes": Study(
+        "train latent attention and its baselines",
+        RECIPES,
+        with_seeds(MODELS, SEEDS),
+        {"train.evaluate_every": 1000},
+        score=scores.labels,
+        config="configs/recipes.py",
+        summarize=compare_models,
+    ),
+}
+
+
+def main() -> None:
+    """Reads the name of a study, --data and --only, and runs it."""
+    restart_with_allocator()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("--data", metavar="DIR")
+    parser.add_argument("--only", nargs="+", default=[], metavar="RUN", help="default: all")
+    options = parser.parse_args()
+    if options.name not in STUDIES:
+        sys.exit(f"NAME={options.name}: must be one of {', '.join(STUDIES)}")
+    study = STUDIES[options.name]
+    if options.data is not None:
+        study = replace(study, data=study.data._replace(folder=options.data))
+    cache_programs()
+    run_study(options.name, study, options.only)
+
+
+if __name__ == "__main__":
+    main()
