@@ -10,33 +10,32 @@ and their losses; and kills one of two processes. Takes ten minutes on two cores
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from configs.quickstart import get_config
 from tools.common import config_file, gradient_errors
+from tools.processes import Fault, children, finish, start, wait_for
 from transformer_jax.benchmark import results
-from transformer_jax.cli.main import main as command_line
 from transformer_jax.config import (
     Config,
     DataConfig,
     ExecutionConfig,
     MeshConfig,
-    ModelConfig,
     OptimizerConfig,
     TokenizerConfig,
     TrainConfig,
@@ -45,8 +44,7 @@ from transformer_jax.config import (
 from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.mesh import make_mesh, shard_batch
 from transformer_jax.parallel.parameters import shard_tree
-from transformer_jax.special_ids import EOS, PAD
-from transformer_jax.training import trainer
+from transformer_jax.special_ids import EOS
 from transformer_jax.training.reporters import read_metrics
 from transformer_jax.training.setup import StepSetup, prepare_step
 from transformer_jax.training.step import gradients
@@ -59,14 +57,18 @@ DEVICES, SAVED, STEPS = 8, 20, 40
 LIMIT = 1e-5
 """The largest relative error of losses and gradients."""
 
-MESHES: dict[str, tuple[MeshConfig, Literal["jit", "pmap"], int]] = {
-    "data 8": (MeshConfig(data=8), "jit", 1),
-    "fsdp 8": (MeshConfig(data=1, fsdp=8), "jit", 1),
-    "data 2 x fsdp 2 x tensor 2": (MeshConfig(data=2, fsdp=2, tensor=2), "jit", 1),
-    "pmap 8": (MeshConfig(data=8), "pmap", 1),
-    "1 device, 4 microbatches": (MeshConfig(data=1), "jit", 4),
+OPTIMIZER = OptimizerConfig(schedule="inverse_sqrt", learning_rate=0.001, warmup=100)
+"""At larger learning rates, steps amplify the rounding of sums in another order: at 0.003, reached
+after 20 steps, losses differ by up to 5e-4 after another 20."""
+
+MESHES: dict[str, dict[str, Any]] = {
+    "data 8": {"mesh": MeshConfig(data=8)},
+    "fsdp 8": {"mesh": MeshConfig(data=1, fsdp=8)},
+    "data 2 x fsdp 2 x tensor 2": {"mesh": MeshConfig(data=2, fsdp=2, tensor=2)},
+    "pmap 8": {"mesh": MeshConfig(data=8), "execution": ExecutionConfig(executor="pmap")},
+    "1 device, 4 microbatches": {"optimizer": replace(OPTIMIZER, accumulate=4)},
 }
-"""Meshes with their executors, and numbers of microbatches."""
+"""Changes of the config of one device."""
 
 CHANGES = {
     "1 device": (1, 1, []),
@@ -83,22 +85,21 @@ CHANGES = {
 def make_config(folder: Path) -> Config:
     """Returns a small config with dropout, on pairs of words in reverse that differ in sources.
 
-    At larger learning rates, steps amplify the rounding of sums in another order: at 0.003, reached
-    after 20 steps, losses differ by up to 5e-4 after another 20. With ReLU, a hidden unit that is 0
-    but for rounding may be on in one program and off in another, and gradients differ by more.
+    With ReLU, a hidden unit that is 0 but for rounding may be on in one program and off in another,
+    and gradients differ by more.
     """
     draw, words = random.Random(0), ["red", "green", "blue", "small", "old", "new", "big", "hot"]
     sources = sorted({" ".join(draw.choices(words, k=draw.randint(2, 9))) for _ in range(3000)})
     folder.mkdir(parents=True, exist_ok=True)
     lines = [f"{source}\t{' '.join(reversed(source.split()))}\n" for source in sources]
     (folder / "pairs.tsv").write_text("".join(lines), "utf-8")
-    return Config(
-        model=ModelConfig(
-            layers=2, d_model=128, heads=4, d_ff=256, max_length=64, activation="gelu"
-        ),
+    config = get_config()
+    return replace(
+        config,
+        model=replace(config.model, norm="post", activation="gelu"),
         tokenizer=TokenizerConfig(vocabulary=320),
         data=DataConfig(train=(str(folder / "pairs.tsv"),), dev=(), batch_tokens=1024, shapes=2),
-        optimizer=OptimizerConfig(schedule="inverse_sqrt", learning_rate=0.001, warmup=100),
+        optimizer=OPTIMIZER,
         train=TrainConfig(steps=STEPS, save_every=SAVED, log_every=1, evaluate_every=1000),
     )
 
@@ -120,14 +121,10 @@ def compare_meshes(config: Config) -> dict[str, Any]:
     for when, state in {"first step": first, "after warm-up": trained}.items():
         params = jax.tree.map(np.asarray, state.params)
         wanted, loss = _gradient(alone, one, params, batch)
-        for name, (mesh, executor, accumulate) in MESHES.items():
-            changed = replace(
-                config,
-                mesh=mesh,
-                execution=ExecutionConfig(executor=executor),
-                optimizer=replace(config.optimizer, accumulate=accumulate),
-            )
-            used = make_mesh(mesh, jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor])
+        for name, changes in MESHES.items():
+            changed = replace(config, **changes)
+            sizes = changed.mesh.data, changed.mesh.fsdp, changed.mesh.tensor
+            used = make_mesh(changed.mesh, jax.devices()[: math.prod(sizes)])
             setup = prepare_step(changed, (320, 320), used)
             gradient, other = _gradient(setup, used, params, batch)
             found.setdefault(name, {})[when] = {
@@ -157,63 +154,40 @@ def _gradient(setup: StepSetup, mesh: Mesh, params: Any, batch: Batch) -> tuple[
     return jax.tree.map(np.asarray, gradient), float(total)
 
 
-def record(path: Path, arguments: Sequence[str]) -> None:
-    """Runs a command, and writes the source ids of all rows that it gives its devices to `path`."""
-    place = trainer.shard_batch
-    with path.open("w", encoding="utf-8") as file:
-
-        def recorded(batch: Batch, mesh: Any) -> Any:
-            file.write(json.dumps(sources(batch)) + "\n")
-            return place(batch, mesh)
-
-        trainer.shard_batch = recorded
-        command_line(list(arguments))
-
-
-def sources(batch: Batch) -> list[list[int]]:
-    """Returns the source ids of the rows that are not empty."""
-    rows = [row[row != PAD].tolist() for row in np.asarray(batch.source)]
-    return [row for row in rows if row]
-
-
 def train(
     config: Config, run: Path, devices: int, processes: int, options: Sequence[str]
 ) -> list[Counter[tuple[int, ...]]]:
     """Trains in processes of their own. Returns the sources of each step, over all processes."""
-    path = config_file(config, run.parent / f"{run.name}.py")
-    records = [run.parent / f"{run.name}.{i}.jsonl" for i in range(processes)]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = []
-    for i, file in enumerate(records):
-        join = [f"--coordinator=127.0.0.1:{port}", f"--process={i}/{processes}"]
-        command = [sys.executable, "-m", "tools.devices", str(file), "train", f"--config={path}"]
-        command += [f"--run={run}", *options, *(join if processes > 1 else [])]
-        started.append(subprocess.Popen(command, env=environment(devices), stderr=subprocess.PIPE))
-    for process in started:
-        _, error = process.communicate(timeout=600)
-        if process.returncode:
-            raise RuntimeError(error.decode())
-    steps = zip(*(file.read_text("utf-8").splitlines() for file in records), strict=True)
+    path, record = config_file(config, run.with_suffix(".py")), run.with_suffix(".rows")
+    arguments = ["train", f"--config={path}", f"--run={run}", *options]
+    arguments += [f"--processes={processes}"] if processes > 1 else []
+    status, error = finish(
+        start(*arguments, fault=Fault(record=str(record)), environment=emulated(devices))
+    )
+    if status:
+        raise RuntimeError(error)
+    files = [Path(f"{record}.{process}") for process in range(processes)]
+    steps = zip(*(file.read_text("utf-8").splitlines() for file in files), strict=True)
     return [Counter(tuple(row) for part in step for row in json.loads(part)) for step in steps]
 
 
-def environment(devices: int) -> dict[str, str]:
-    """Returns the environment of a process with this number of devices."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+def emulated(devices: int) -> dict[str, str]:
+    """Returns the changes of the environment that give a process this number of devices."""
+    return {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    }
 
 
-def losses(run: Path) -> dict[int, float]:
-    """Returns the training loss of each step of a run."""
-    records = read_metrics(run / "metrics.jsonl")
-    return {record["step"]: record["loss"] for record in records if record["kind"] == "train"}
-
-
-def loss_error(actual: dict[int, float], wanted: dict[int, float], first: int) -> float:
-    """Returns the largest relative error of the losses of steps from `first` on."""
-    return max(abs(actual[step] / wanted[step] - 1) for step in range(first, STEPS + 1))
+def loss_error(run: Path, other: Path, first: int = 1) -> float:
+    """Returns the largest relative error of the training losses of steps from `first` on."""
+    ours, theirs = (
+        [r["loss"] for r in read_metrics(each / "metrics.jsonl") if r["kind"] == "train"]
+        for each in (run, other)
+    )
+    return max(
+        abs(a / b - 1) for a, b in zip(ours[first - 1 : STEPS], theirs[first - 1 :], strict=True)
+    )
 
 
 def compare_changes(
@@ -227,17 +201,16 @@ def compare_changes(
     consumed = train(config, whole, DEVICES, 1, [])
     shorter = replace(config, train=replace(config.train, steps=SAVED))
     before = train(shorter, saved, DEVICES, 1, [])
-    wanted, found = losses(whole), {}
+    found: dict[str, Any] = {}
     for name in names:
-        devices, processes, options = CHANGES[name]
         continued = folder / name.replace(" ", "_").replace(",", "")
         shutil.copytree(saved, continued)
-        after = train(config, continued, devices, processes, options)
+        after = train(config, continued, *CHANGES[name])
         found[name] = {
             "steps": len(after),
             "pairs": sum(map(Counter.total, after)),
             "same_pairs": before + after == consumed,
-            "loss": loss_error(losses(continued), wanted, SAVED + 1),
+            "loss": loss_error(continued, whole, SAVED + 1),
         }
     return found
 
@@ -247,53 +220,34 @@ def kill_a_process(config: Config, folder: Path) -> dict[str, Any]:
 
     folder: holds the run `whole` of `compare_changes`.
     """
-    run, path = folder / "killed", folder / "whole.py"
-    command = [sys.executable, "-m", "transformer_jax.cli.main", "train", "--processes=2"]
-    command += [f"--config={path}", f"--run={run}", "--config.train.steps=100000"]
-    launcher = subprocess.Popen(command, env=environment(2), stderr=subprocess.PIPE)
-    while not (run / f"checkpoints/{SAVED:08}").exists() and launcher.poll() is None:
-        time.sleep(0.1)
-    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-    os.kill(int(children[1]), signal.SIGKILL)
+    run = folder / "killed"
+    arguments = [f"--config={folder / 'whole.py'}", f"--run={run}", "--config.train.steps=100000"]
+    launcher = start("train", "--processes=2", *arguments, environment=emulated(2))
+    wait_for(run / f"checkpoints/{SAVED:08}", launcher)
+    os.kill(children(launcher)[1], signal.SIGKILL)
     began = time.monotonic()
-    _, error = launcher.communicate(timeout=120)
-    seconds = time.monotonic() - began
+    status, error = finish(launcher)
+    found = {"seconds": time.monotonic() - began, "status": status}
     train(config, run, 2, 2, [])
-    wanted, other = losses(folder / "whole"), losses(run)
-    return {
-        "seconds": seconds,
-        "status": launcher.returncode,
-        "message": error.decode().splitlines()[-1],
-        "loss": loss_error(other, wanted, 1),
-    }
+    return found | {"message": error.splitlines()[-1], "loss": loss_error(run, folder / "whole")}
 
 
 def main() -> None:
     """Makes all comparisons and writes the result file."""
     shutil.rmtree(FOLDER, ignore_errors=True)
+    os.environ.update(emulated(DEVICES))
+    jax.config.update("jax_platforms", "cpu")
     config = make_config(FOLDER)
     found = {"meshes": compare_meshes(config), "changes": compare_changes(config, FOLDER)}
-    about = {"model": to_json(config)["model"], "saved_at": SAVED, "steps": STEPS}
     found["death of a process"] = kill_a_process(config, FOLDER)
-    print(results.write("devices", "make devices", about | found))
-    if wrong := list(_wrong(found)):
-        sys.exit(f"above {LIMIT} or other pairs: {', '.join(wrong)}")
-
-
-def _wrong(found: dict[str, Any]) -> Iterator[str]:
-    """Yields the names of the comparisons whose sides are not the same within `LIMIT`."""
-    for name, errors in found["meshes"].items():
-        if any(error > LIMIT for when in errors.values() for error in when.values()):
-            yield name
-    for name, change in found["changes"].items():
-        if not change["same_pairs"] or change["loss"] > LIMIT:
-            yield name
-    if found["death of a process"]["loss"] > LIMIT:
-        yield "death of a process"
+    about = {"model": to_json(config)["model"], "saved_at": SAVED, "steps": STEPS}
+    print(results.write("devices", "make measure NAME=devices", about | found))
+    errors = [found["death of a process"]["loss"]]
+    errors += [e for at in found["meshes"].values() for each in at.values() for e in each.values()]
+    errors += [change["loss"] for change in found["changes"].values()]
+    if max(errors) > LIMIT or not all(each["same_pairs"] for each in found["changes"].values()):
+        sys.exit(f"above {LIMIT}, or other pairs: {found}")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        record(Path(sys.argv[1]), sys.argv[2:])
-    else:
-        main()
+    main()

@@ -19,6 +19,7 @@ from common import error_line
 from object_store import Bucket
 
 from tools.common import config_file
+from tools.processes import children, wait_for
 from transformer_jax.cli.launch import _without_processes
 from transformer_jax.config import Config, TokenizerConfig
 from transformer_jax.decoding.translator import Translator
@@ -59,12 +60,6 @@ def start(
 ) -> subprocess.Popen[str]:
     """Starts training."""
     return begin("train", f"--config={config}", f"--run={folder}", *options, program=program)
-
-
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    """Waits until the process has written a file or a folder, or has ended."""
-    while not path.exists() and process.poll() is None:
-        time.sleep(0.1)
 
 
 def end(process: subprocess.Popen[str], status: int) -> str:
@@ -343,8 +338,7 @@ def test_the_death_of_a_process_ends_all_and_the_run_goes_on(
     endless = replace(tiny_config, train=replace(tiny_config.train, steps=2000))
     training = start(config_file(endless, tmp_path / "a.py"), folder, "--processes=2")
     wait_for(folder / "checkpoints/00000004", training)
-    children = Path(f"/proc/{training.pid}/task/{training.pid}/children").read_text().split()
-    os.kill(int(children[1]), signal.SIGKILL)
+    os.kill(children(training)[1], signal.SIGKILL)
     began = time.monotonic()
     error = end(training, 1)
     assert time.monotonic() < began + 20
@@ -365,18 +359,18 @@ def test_processes_end_with_their_launcher(tiny_config: Config, tmp_path: Path) 
     config = config_file(endless, tmp_path / "config.py")
     training = start(config, folder, "--processes=2")
     wait_for(folder / "checkpoints/00000004", training)
-    children = Path(f"/proc/{training.pid}/task/{training.pid}/children").read_text().split()
+    both = children(training)
     training.kill()
     training.communicate(timeout=20)
     end = time.monotonic() + 20
-    while any(map(is_running, children)):
+    while any(map(is_running, both)):
         assert time.monotonic() < end
         time.sleep(0.1)
     with lock.locked(folder):
         pass
 
 
-def is_running(pid: str) -> bool:
+def is_running(pid: int) -> bool:
     """Whether a process has not ended; one that nobody has waited for has."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from tools.devices import sources
+from tools.processes import sources
 from transformer_jax.config import Config, MeshConfig, OptimizerConfig
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.models.make import abstract_params

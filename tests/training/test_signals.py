@@ -1,6 +1,7 @@
 """A signal stops training wherever it is, and the run goes on as if nothing had happened."""
 
 import os
+import random
 import signal
 import subprocess
 import threading
@@ -12,8 +13,10 @@ from typing import Any
 
 import jax
 import pytest
-from training_process import WHILE_SAVING, assert_same, begin, wait_for
+from training_process import assert_same, reference, two_processes
 
+from tools.faults import signal_case
+from tools.processes import Fault, children, finish, wait_for
 from transformer_jax.config import Config
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.training import signals, validation
@@ -139,103 +142,75 @@ def test_an_evaluation_is_given_up_between_two_batches(
     assert not answers
 
 
-WHILE_COMPILING = """
-import os, pathlib, jax
-def compile(event, _, **about):
-    if about.get("fun_name") == "jit(PROGRAM)" and "backend_compile" in event:
-        pathlib.Path(os.environ["NOW"]).touch()
-        for n in range(10_000):
-            jax.jit(lambda x: jax.lax.fori_loop(0, n, lambda _, y: y @ y, x)).lower(
-                jax.ShapeDtypeStruct((64, 64), "float32")
-            ).compile()
-jax.monitoring.register_event_duration_secs_listener(compile)
-"""
-"""Makes a file once XLA compiles a program, which then takes minutes."""
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("number", "phase"),
+    [
+        (signal.SIGTERM, "compiling"),
+        (signal.SIGINT, "decoding"),
+        (signal.SIGTERM, "saving, twice"),
+        (signal.SIGINT, "saving, twice"),
+    ],
+)
+def test_a_signal_ends_a_process_and_the_run_goes_on(
+    number: signal.Signals, phase: str, tiny_config: Config, finished: run.Run, tmp_path: Path
+) -> None:
+    """A second one ends it while it saves."""
+    case = signal_case(number, phase, random.Random(0))
+    assert reference(tiny_config, finished, tmp_path).interrupt(case)["mismatches"] == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_the_process_while_it_compiles(
+def test_a_second_signal_ends_the_process_while_it_evaluates(
     number: signal.Signals, tiny_config: Config, finished: run.Run, tmp_path: Path
 ) -> None:
     """A step that was due is saved before the programs of an evaluation are compiled."""
     often = replace(tiny_config, train=replace(tiny_config.train, save_every=6))
-    program = WHILE_COMPILING.replace("PROGRAM", "step")
-    process, there = begin(often, tmp_path / "r", program=program)
-    wait_for(there, process)
-    process.send_signal(number)
-    with pytest.raises(subprocess.TimeoutExpired):  # the first one waits for the program
-        process.wait(3)
-    process.send_signal(number)
-    process.communicate(timeout=20)
-    assert process.returncode == -number
-    assert checkpoint.steps(tmp_path / "r" / "checkpoints") == [6]
-    assert_same(train(tiny_config, tmp_path / "r"), finished)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_the_process_while_it_saves(
-    second: signal.Signals, tiny_config: Config, finished: run.Run, tmp_path: Path
-) -> None:
-    process, there = begin(tiny_config, tmp_path / "r", program=WHILE_SAVING)
-    wait_for(there, process)
-    process.send_signal(signal.SIGTERM)
-    with pytest.raises(subprocess.TimeoutExpired):  # the first one waits for the checkpoint
-        process.wait(2)
-    process.send_signal(second)
-    process.communicate(timeout=100)
-    assert process.returncode == -second
-    assert checkpoint.steps(tmp_path / "r" / "checkpoints") == [4, 6]
+    fault = Fault("evaluating", signals=(number, number))
+    end = reference(often, finished, tmp_path).train(tmp_path / "r", fault)
+    assert end["status"] == 128 + number
+    assert end["saved"] == [6]
     assert_same(train(tiny_config, tmp_path / "r"), finished)
 
 
 @pytest.mark.long
 def test_a_second_signal_ends_all_processes(tiny_config: Config, tmp_path: Path) -> None:
     endless = replace(tiny_config, train=replace(tiny_config.train, steps=100_000))
-    process, _ = begin(endless, tmp_path / "r", "--processes=2")
+    process = two_processes(endless, tmp_path).start(tmp_path / "r")
     wait_for(tmp_path / "r/checkpoints/00000004", process)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert len(children) == 2
-    os.kill(int(children[1]), signal.SIGSTOP)  # so that the first signal cannot end them
+    both = children(process)
+    assert len(both) == 2
+    os.kill(both[1], signal.SIGSTOP)  # so that the first signal cannot end them
     process.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1)
     process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=100)
-    assert process.returncode == 143
+    status, error = finish(process)
+    assert status == 143
     assert "error" not in error
-    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    assert not any(Path(f"/proc/{child}").exists() for child in both)
     folder = tmp_path / "r" / "checkpoints"
     assert checkpoint.restore(folder, checkpoint.steps(folder)[-1], "weights")
 
 
 @pytest.mark.long
-def test_a_signal_to_every_process_is_a_single_request(tiny_config: Config, tmp_path: Path) -> None:
+@pytest.mark.parametrize("compiling", [False, True])
+def test_a_signal_to_every_process_is_a_single_request(
+    compiling: bool, tiny_config: Config, tmp_path: Path
+) -> None:
     """Supervisors send it to all processes, and the launcher passes it on. They agree on the end
-    soon, though nothing is logged or evaluated."""
+    soon, though nothing is logged or evaluated, or once all have compiled the first step."""
     often: Any = dict.fromkeys(("steps", "log_every", "evaluate_every"), 100_000)
-    endless = replace(tiny_config, train=replace(tiny_config.train, **often))
-    process, _ = begin(endless, tmp_path / "r", "--processes=2")
-    wait_for(tmp_path / "r/checkpoints/00000004", process)
-    for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-        os.kill(int(child), signal.SIGTERM)
+    model = replace(tiny_config.model, layers=6 if compiling else 1)
+    endless = replace(tiny_config, model=model, train=replace(tiny_config.train, **often))
+    process = two_processes(endless, tmp_path).start(tmp_path / "r")
+    wait_for(tmp_path / "r/checkpoints" / ("" if compiling else "00000004"), process)
+    time.sleep(3 * compiling)
+    for child in children(process):
+        os.kill(child, signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=100)
-    assert process.returncode == 143
-    last = checkpoint.steps(tmp_path / "r" / "checkpoints")[-1]
-    assert f"step {last}: stopped by SIGTERM" in error
-
-
-@pytest.mark.long
-def test_processes_end_together_after_a_compilation(tiny_config: Config, tmp_path: Path) -> None:
-    """The signal arrives while they compile or trace the first step."""
-    deep = replace(tiny_config, model=replace(tiny_config.model, layers=6))
-    process, _ = begin(deep, tmp_path / "r", "--processes=2")
-    wait_for(tmp_path / "r/checkpoints", process)
-    time.sleep(3)
-    process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=100)
-    assert process.returncode == 143
+    status, error = finish(process)
+    assert status == 143
     last = checkpoint.steps(tmp_path / "r" / "checkpoints")[-1]
     assert f"step {last}: stopped by SIGTERM" in error
