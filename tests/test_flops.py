@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from tools.windows import KINDS, MODES, flops_per_query
+from tools.measure import KINDS, MODES, flops_per_query
 from transformer_jax.flops import count_flops, largest_matmul
 
 A, B = jnp.ones((3, 4)), jnp.ones((4, 5))

@@ -17,7 +17,7 @@ from typing import Any, get_args, get_type_hints
 
 from tools import ablations, seeds, small_data
 from tools.collectives import KINDS as COLLECTIVES
-from tools.real_sizes import RECIPES
+from tools.measure import RECIPES
 from transformer_jax import config as config_module
 from transformer_jax.benchmark import results
 from transformer_jax.config import Config
