@@ -186,16 +186,6 @@ Arrays = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 """Query, keys, values [1, N, S, H], and each query's center [1, N, S] as a share of the length."""
 
 
-def soft(arrays: Arrays, window: int) -> jax.Array:
-    """Attends to all keys, by the kernel that computes in blocks. Does not use `window`."""
-    return attend(*arrays[:3], kernel="blockwise")[0]
-
-
-def local_m(arrays: Arrays, window: int) -> jax.Array:
-    """Attends to a sliding window."""
-    return attend(*arrays[:3], Mask(window=window), kernel="blockwise")[0]
-
-
 def local_p(arrays: Arrays, window: int) -> jax.Array:
     """Attends to windows around the centers."""
     query, keys, values, share = arrays
@@ -210,7 +200,12 @@ def both(kind: Callable[..., Any], arrays: Arrays, window: int) -> Any:
     return context, back(arrays[0])
 
 
-KINDS = {"soft": soft, "local-m": local_m, "local-p": local_p}
+KINDS: dict[str, Callable[..., Any]] = {
+    "soft": lambda x, window: attend(*x[:3], kernel="blockwise")[0],
+    "local-m": lambda x, window: attend(*x[:3], mask=Mask(window=window), kernel="blockwise")[0],
+    "local-p": local_p,
+}
+"""Attention to all keys, to a sliding window, and to windows around the centers."""
 MODES: dict[str, Callable[..., Any]] = {
     "forward": lambda kind, arrays, window: kind(arrays, window),
     "both": both,

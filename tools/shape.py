@@ -30,23 +30,13 @@ from transformer_jax import Config, Translator, load_config_file, train
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(transformer_jax.__file__).parent
 
-_LAYOUT = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENCODING,
-    tokenize.ENDMARKER,
-}
-"""Tokens that do not make a line one of code."""
-
 
 def code_lines(text: str) -> int:
     """Returns the number of lines of Python code, without blanks, comments and docstrings."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in _LAYOUT:
+        # Tokens of layout, such as the indentation, are whitespace.
+        if token.string.strip() and token.type != tokenize.COMMENT:
             lines.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(text)):
         match node:
@@ -70,11 +60,6 @@ def sizes() -> Iterator[tuple[str, int]]:
 
 Stack = list[str]
 """The calls of functions of the package as FILE:FUNCTION, the outermost first."""
-
-
-def file_count(stack: Stack) -> int:
-    """Returns the number of files that the calls are in."""
-    return len({call.partition(":")[0] for call in stack})
 
 
 def _calls(frame: FrameType | None) -> Stack:
@@ -118,7 +103,9 @@ def _tiny(folder: Path) -> Config:
         config,
         model=replace(config.model, d_model=16, d_ff=32),
         tokenizer=replace(config.tokenizer, vocabulary=500),
-        data=replace(config.data, train=("grammar:test",), dev=(), cache=str(folder / "cache")),
+        data=replace(
+            config.data, train=("grammar:test",), dev=(), shapes=1, cache=str(folder / "cache")
+        ),
         train=replace(config.train, steps=2, evaluate_every=2, save_every=2),
         decode=replace(config.decode, beam=2),
     )
@@ -152,7 +139,8 @@ def main() -> None:
         print(f"{count:>7,}  {name}")
     logging.disable()
     for name, stack in ways().items():
-        print(f"\n{name}: {len(stack)} frames in {file_count(stack)} files", *stack, sep="\n  ")
+        files = {call.partition(":")[0] for call in stack}
+        print(f"\n{name}: {len(stack)} frames in {len(files)} files", *stack, sep="\n  ")
 
 
 if __name__ == "__main__":

@@ -24,12 +24,11 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(
 @pytest.mark.long
 def test_it_measures_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     deterministic = Config(tiny(), execution=ExecutionConfig(deterministic=True))
-    monkeypatch.setattr(gpu, "PRESETS", {"tiny": deterministic})
-    monkeypatch.setattr(gpu, "VOCABULARY", 300)
-    monkeypatch.setattr(gpu, "SHAPE", Shape(8, 8, 8))
-    monkeypatch.setattr(gpu, "STOPPED", "configs/recipes.py")
-    monkeypatch.setattr(gpu, "STEPS", 2)
-    monkeypatch.setattr(gpu, "ATTENTION", "--lengths 16 --batches 1 --masks full")
+    reduced = {"PRESETS": {"tiny": deterministic}, "VOCABULARY": 300, "SHAPE": Shape(8, 8, 8)}
+    reduced |= {"STOPPED": "configs/recipes.py", "STEPS": 2}
+    reduced["ATTENTION"] = "--lengths 16 --batches 1 --masks full"
+    for name, value in reduced.items():
+        monkeypatch.setattr(gpu, name, value)
     monkeypatch.setenv("XLA_FLAGS", "")  # of the processes that it starts
     found = gpu.measure()
     assert found["device"] == "cpu"

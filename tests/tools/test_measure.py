@@ -8,13 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from common import VOCABULARY, build, make_batch, tiny
+from common import VOCABULARY, build, make_batch, tiny, write_pairs
 
-from tools import measure
+from tools import bench_decode, measure
 from transformer_jax.benchmark import results
 from transformer_jax.data.buckets import Shape
 from transformer_jax.models.transformer import Transformer
 from transformer_jax.runs.run import Run
+from transformer_jax.text.corpus import Corpus
 from transformer_jax.training.step import loss_fn
 
 SMALL = (tiny(), VOCABULARY, Shape(8, 4, 4))
@@ -33,11 +34,15 @@ def names(value: Any) -> set[str]:
     return set().union(*map(names, value)) if isinstance(value, list) else {""}
 
 
+def committed(name: str) -> set[str]:
+    """The same of results/NAME.json, without the header."""
+    found = results.read(name)
+    return names({key: found[key] for key in found.keys() - {*results.HEADER}})
+
+
 @pytest.mark.parametrize("name", REDUCED)
 def test_a_case_measures_what_its_result_file_holds(name: str) -> None:
-    committed = results.read(name)
-    wanted = names({key: committed[key] for key in committed.keys() - {*results.HEADER}})
-    assert wanted <= names(measure.CASES[name](**REDUCED[name]))
+    assert committed(name) <= names(measure.CASES[name](**REDUCED[name]))
 
 
 def test_stacked_layers_are_the_same_model() -> None:
@@ -73,3 +78,42 @@ def test_a_result_is_written_also_where_git_is_missing(
     assert found["command"] == "make measure NAME=windows"
     assert found["commit"] == ""
     assert found["machine"]["cores"] >= 1
+
+
+STUB = """
+import sys
+from unittest.mock import MagicMock
+sys.modules[__name__] = MagicMock(__version__="none")
+"""
+NOT_MEASURED = ("sweep", "turns", "best", "floor_seconds", "before", "without_imports", "differing")
+"""Parts of names in results/decode.json that no document shows, and that are measured no more."""
+REDUCED_DECODING = {
+    "MODES": {"beam5": 2, "greedy": 1},
+    "BATCHES": (2, 4),
+    "TURNS": 2,
+    "TRIES": 1,
+    "BEAMS": (1, 2),
+    "CURVES": {
+        "beam size": ("beam", (5,)),
+        "length": ("rows", (25,)),
+        "sentences": ("rows", (25,)),
+    },
+}
+
+
+@pytest.mark.long
+def test_decoding_is_compared_as_its_result_file_holds(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With stubs of the libraries that are not installed here."""
+    for name in ("torch", "transformers"):
+        (tmp_path / f"{name}.py").write_text(STUB, "utf-8")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
+    monkeypatch.setenv("XLA_FLAGS", "")
+    pairs = Corpus(write_pairs(tmp_path, "pairs", 6, 1))
+    monkeypatch.setattr(bench_decode, "corpus", lambda folder, name: pairs)
+    for name, value in REDUCED_DECODING.items():
+        monkeypatch.setattr(bench_decode, name, value)
+    measured = bench_decode.measure(finished, tmp_path, sys.executable, tmp_path)
+    missing = committed("decode") - names(measured)
+    assert {x for x in missing if not any(part in x for part in NOT_MEASURED)} == set()
