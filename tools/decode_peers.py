@@ -1,8 +1,9 @@
 """Decodes with CTranslate2 or Hugging Face for `tools.bench_decode`, in an environment of its own.
 
-    python tools/decode_peers.py ctranslate2|hf
+    python tools/decode_peers.py ctranslate2|hf DATA.json [OPTION=VALUE ...]
 
-Reads tasks as lines of JSON and prints their results. Needs none of this project's packages.
+reads calls of the peer's methods from standard input and writes what they return, and the seconds
+that they take, to standard output; both are lines of JSON. Needs none of this project's packages.
 """
 
 from __future__ import annotations
@@ -10,20 +11,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 GROUP = 100
 """Number of sentences of similar length whose outputs have the same length."""
-
-
-def serve(tasks: dict[str, Callable[..., Any]]) -> None:
-    """Answers each line of standard input: a JSON object with the name of a task and arguments."""
-    for line in sys.stdin:
-        request = json.loads(line)
-        print(json.dumps(tasks[request.pop("task")](**request)), flush=True)
 
 
 def batches(rows: Sequence[Any], size: int) -> Iterator[tuple[Sequence[Any], int]]:
@@ -38,70 +32,69 @@ def batches(rows: Sequence[Any], size: int) -> Iterator[tuple[Sequence[Any], int
 
 
 class CTranslate2:
-    """workers: number of batches that are translated at a time, by two threads in all."""
+    """A converted model. workers: batches that are translated at a time, by two threads in all."""
 
-    def __init__(self, model: str, workers: int = 1) -> None:
-        ctranslate2 = import_module("ctranslate2")
-        self.version = ctranslate2.__version__
-        self._translator = ctranslate2.Translator(
+    def __init__(self, data: dict[str, Any], model: str, workers: str) -> None:
+        self._translator = import_module("ctranslate2").Translator(
             model,
             device="cpu",
             compute_type="float32",
-            inter_threads=workers,
-            intra_threads=2 // workers,
+            inter_threads=int(workers),
+            intra_threads=2 // int(workers),
         )
+        processor = import_module("sentencepiece").SentencePieceProcessor
+        self._tokenizer = processor(model_file=data["tokenizer"])
+        self._data = data
 
-    def loop(self, data: str, beam: int, batch: int) -> dict[str, Any]:
-        """Returns the time of a search in which all lengths are given."""
-        rows = json.loads(Path(data).read_text())["pieces"]
-        began = time.perf_counter()
-        found = [
-            self._submit(members, beam, n, min_decoding_length=n)
-            for members, n in batches(rows, batch)
-        ]
-        tokens = sum(len(each.result().hypotheses[0]) for results in found for each in results)
-        return {"seconds": time.perf_counter() - began, "tokens": tokens}
+    def version(self) -> str:
+        """Returns the version of the library."""
+        return import_module("ctranslate2").__version__
 
-    def text(self, tokenizer: str, source: str, beam: int, batch: int) -> dict[str, Any]:
-        """Returns the time from lines of text to their translations, and these."""
-        sentencepiece = import_module("sentencepiece")
-        pieces = sentencepiece.SentencePieceProcessor(model_file=tokenizer)
-        lines = Path(source).read_text("utf-8").splitlines()
-        began = time.perf_counter()
-        rows = pieces.encode(lines, out_type=str)
+    def loop(self, beam: int, batch: int) -> None:
+        """Searches for outputs of given lengths."""
+        pending: list[Any] = []
+        for rows, length in batches(self._data["pieces"], batch):
+            pending += self._submit(rows, beam, length, min_decoding_length=length)
+        for result in pending:
+            result.result()
+
+    def text(self, beam: int, batch: int) -> list[str]:
+        """Returns the translations of the lines of text."""
+        rows = self._tokenizer.encode(self._data["lines"], out_type=str)
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        found: list[Any] = []
+        pending: list[Any] = []
         for start in range(0, len(order), batch):
             members = [rows[i] for i in order[start : start + batch]]
             most = 2 * (len(members[-1]) + 1) + 10
-            found += self._submit(members, beam, most, length_penalty=1.0)
+            pending += self._submit(members, beam, most, length_penalty=1.0)
         outputs = [""] * len(rows)
-        for i, result in zip(order, found, strict=True):
-            outputs[i] = pieces.decode(result.result().hypotheses[0])
-        return {"seconds": time.perf_counter() - began, "outputs": outputs}
+        for i, result in zip(order, pending, strict=True):
+            outputs[i] = self._tokenizer.decode(result.result().hypotheses[0])
+        return outputs
 
-    def _submit(self, rows: Any, beam: int, most: int, **options: Any) -> Any:
+    def _submit(self, rows: Any, beam: int, most: int, **options: Any) -> list[Any]:
         return self._translator.translate_batch(
             rows, beam_size=beam, max_decoding_length=most, asynchronous=True, **options
         )
 
 
 class HuggingFace:
-    """`generate` of a MarianMTModel with random weights."""
+    """`generate` of a MarianMTModel with random parameters."""
 
-    def __init__(self, vocabulary: int, d_model: int, layers: int, heads: int, d_ff: int) -> None:
-        torch, transformers = import_module("torch"), import_module("transformers")
-        torch.set_num_threads(2)
-        torch.manual_seed(0)
-        self.version = transformers.__version__
+    def __init__(self, data: dict[str, Any]) -> None:
+        self._torch, transformers = import_module("torch"), import_module("transformers")
+        self._torch.set_num_threads(2)
+        self._torch.manual_seed(0)
+        self._rows, size = data["ids"], data["model"]
         sides = {}
         for side in ("encoder", "decoder"):
-            names = (f"{side}_layers", f"{side}_attention_heads", f"{side}_ffn_dim")
-            sides |= dict(zip(names, (layers, heads, d_ff), strict=True))
+            sides[f"{side}_layers"] = size["layers"]
+            sides[f"{side}_attention_heads"] = size["heads"]
+            sides[f"{side}_ffn_dim"] = size["d_ff"]
         config = transformers.MarianConfig(
-            vocab_size=vocabulary,
-            d_model=d_model,
-            max_position_embeddings=512,
+            vocab_size=data["vocabulary"],
+            d_model=size["d_model"],
+            max_position_embeddings=size["max_length"],
             pad_token_id=0,
             bos_token_id=2,
             eos_token_id=3,
@@ -112,57 +105,52 @@ class HuggingFace:
         )
         self._model = transformers.MarianMTModel(config).eval()
 
-    def loop(self, data: str, beam: int, batch: int) -> dict[str, Any]:
-        """Returns the time of a search in which all lengths are given."""
-        torch = import_module("torch")
-        rows = json.loads(Path(data).read_text())["ids"]
-        began, tokens = time.perf_counter(), 0
-        with torch.inference_mode():
-            for members, n in batches(rows, batch):
-                width = len(members[-1])
-                ids = torch.tensor([row + [0] * (width - len(row)) for row in members])
-                options = {"num_beams": beam, "min_new_tokens": n, "max_new_tokens": n}
-                found = self._model.generate(
-                    input_ids=ids, attention_mask=(ids != 0).long(), do_sample=False, **options
+    def version(self) -> str:
+        """Returns the version of the library."""
+        return import_module("transformers").__version__
+
+    def loop(self, beam: int, batch: int) -> None:
+        """Searches for outputs of given lengths."""
+        with self._torch.inference_mode():
+            for rows, length in batches(self._rows, batch):
+                width = len(rows[-1])
+                ids = self._torch.tensor([row + [0] * (width - len(row)) for row in rows])
+                self._model.generate(
+                    input_ids=ids,
+                    attention_mask=ids.ne(0).long(),
+                    do_sample=False,
+                    num_beams=beam,
+                    min_new_tokens=length,
+                    max_new_tokens=length,
                 )
-                tokens += len(found) * n
-        return {"seconds": time.perf_counter() - began, "tokens": tokens}
+
+    def matmuls(self, shapes: Sequence[Sequence[int]], tries: int) -> list[float]:
+        """Returns the least seconds of each product [B, M, K] x [B, K, N]."""
+        least = []
+        for b, m, k, n in shapes:
+            left, right = self._torch.randn(b, m, k), self._torch.randn(b, k, n)
+            times = []
+            for _ in range(tries):
+                began = time.perf_counter()
+                self._torch.matmul(left, right)
+                times.append(time.perf_counter() - began)
+            least.append(min(times))
+        return least
 
 
-def products(shapes: Sequence[Sequence[int]], tries: int) -> list[float]:
-    """Returns the least time in seconds of products [B, M, K] x [B, K, N] with PyTorch."""
-    torch = import_module("torch")
-    torch.set_num_threads(2)
-    found = []
-    for b, m, k, n in shapes:
-        left, right = torch.randn(b, m, k), torch.randn(b, k, n)
-        times = []
-        for _ in range(tries):
-            began = time.perf_counter()
-            torch.matmul(left, right)
-            times.append(time.perf_counter() - began)
-        found.append(min(times))
-    return found
+PEERS = {"ctranslate2": CTranslate2, "hf": HuggingFace}
 
 
-def main() -> None:
-    """Serves the tasks of the peer that is named."""
-    made: dict[str, Any] = {}
-
-    def start(**options: Any) -> str:
-        kind = {"ctranslate2": CTranslate2, "hf": HuggingFace}[sys.argv[1]]
-        made["peer"] = kind(**options)
-        return made["peer"].version
-
-    serve(
-        {
-            "start": start,
-            "loop": lambda **options: made["peer"].loop(**options),
-            "text": lambda **options: made["peer"].text(**options),
-            "products": products,
-        }
-    )
+def main(name: str, data: str, *options: str) -> None:
+    """Answers the calls for one peer."""
+    given = dict(option.split("=", 1) for option in options)
+    peer = PEERS[name](json.loads(Path(data).read_text("utf-8")), **given)
+    for line in sys.stdin:
+        method, arguments = json.loads(line)
+        began = time.perf_counter()
+        answer = getattr(peer, method)(**arguments)
+        print(json.dumps([time.perf_counter() - began, answer]), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

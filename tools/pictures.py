@@ -6,7 +6,7 @@ python -m tools.pictures
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,14 +34,6 @@ MEANT = [0, 1, 3, 4, 5, 2, 6]
 """The source word that each target word translates: German puts the verb last."""
 
 
-class Drawn(NamedTuple):
-    """A picture's panels, attention weights [T, S] by title, and names of rows and columns."""
-
-    panels: dict[str, jax.Array]
-    rows: list[str]
-    columns: list[str]
-
-
 def example() -> tuple[jax.Array, jax.Array]:
     """Returns 7 queries and 7 keys of width 16.
 
@@ -53,41 +45,37 @@ def example() -> tuple[jax.Array, jax.Array]:
     return jnp.asarray(query, jnp.float32), jnp.asarray(keys, jnp.float32)
 
 
-def pictures() -> dict[str, Drawn]:
-    """Returns every picture by the end of its file's name."""
+def draw(folder: Path) -> None:
+    """Writes docs/attention_NAME.svg for each picture."""
+    folder.mkdir(exist_ok=True)
     query, keys = example()
     inputs, key = (query, keys, keys), jax.random.key(1)
+
+    def save(name: str, panels: dict[str, Any], rows: Any = TARGET, columns: Any = SOURCE) -> None:
+        """Writes a picture of attention weights [T, S] by their titles."""
+        weights = {title: np.asarray(each) for title, each in panels.items()}
+        figure = plot.attention_maps(weights, columns, rows, len(panels))
+        plot.save(figure, folder / f"attention_{name}.svg")
+
+    soft: Any = soft_attention(*inputs)[1]
+    save("soft", {"soft": soft})
+    sampled, likeliest = hard_attention(*inputs, key=key)[1], hard_attention(*inputs)[1]
+    save("hard", {"training: sampled": sampled, "decoding: the likeliest": likeliest})
+    gumbel = {"picked": gumbel_attention(*inputs, key=key)[1]}
+    gumbel["has the gradient of"] = _noisy(soft, key, 1.0)
+    gumbel["at temperature 0.3"] = _noisy(soft, key, 0.3)
+    save("gumbel", gumbel)
+    save("local_m", {f"D = {d}": local_m_attention(*inputs, window=d)[1] for d in (1, 2)})
+    center = jnp.asarray(MEANT) + 0.2
+    local_p = {d: local_p_attention(*inputs, center=center, window=d)[1] for d in (1, 3)}
+    save("local_p", {f"D = {d}": weights for d, weights in local_p.items()})
     after = jnp.eye(len(SOURCE)).at[:-1].set(jnp.eye(len(SOURCE))[1:])
-    latent = soft_attention(*inputs)[1]
-    drawn = {
-        "soft": {"soft": latent},
-        "hard": {
-            "training: sampled": hard_attention(*inputs, key=key)[1],
-            "decoding: the likeliest": hard_attention(*inputs)[1],
-        },
-        "gumbel": {
-            "picked": gumbel_attention(*inputs, key=key)[1],
-            "has the gradient of": _noisy(latent, key, 1.0),
-            "at temperature 0.3": _noisy(latent, key, 0.3),
-        },
-        "local_m": {f"D = {d}": local_m_attention(*inputs, window=d)[1] for d in (1, 2)},
-        "local_p": {
-            f"D = {d}": local_p_attention(*inputs, center=jnp.asarray(MEANT) + 0.2, window=d)[1]
-            for d in (1, 3)
-        },
-        "latent": {
-            "latent": latent,
-            "active: the next word": after,
-            "weights": latent_attention(*inputs, active=after)[1],
-        },
-    }
-    found = {name: Drawn(panels, TARGET, SOURCE) for name, panels in drawn.items()}
-    plain = {"plain": plain_self_attention(keys / 2)[1]}
-    found["plain"] = Drawn(plain, SOURCE, SOURCE)
-    found["scores"] = Drawn(_scores(query, keys), TARGET, SOURCE)
+    latent = latent_attention(*inputs, active=after)[1]
+    save("latent", {"latent": soft, "active: the next word": after, "weights": latent})
+    save("plain", {"plain": plain_self_attention(keys / 2)[1]}, rows=SOURCE)
+    save("scores", _scores(query, keys))
     places = [str(i) if i % 4 == 0 else "" for i in range(PLACES)]
-    found["positions"] = Drawn(_positions(), places, places)
-    return found
+    save("positions", _positions(), places, places)
 
 
 def _noisy(weights: jax.Array, key: jax.Array, temperature: float) -> jax.Array:
@@ -98,14 +86,13 @@ def _noisy(weights: jax.Array, key: jax.Array, temperature: float) -> jax.Array:
 
 def _scores(query: jax.Array, keys: jax.Array) -> dict[str, jax.Array]:
     """Returns the weights by score function; for `location`, W is fitted to the example."""
-    wanted = 4 * jnp.eye(len(SOURCE))[jnp.asarray(MEANT)]
-    w = jnp.linalg.lstsq(query, wanted)[0]
-    found = {
+    w = jnp.linalg.lstsq(query, 4 * jnp.eye(len(SOURCE))[jnp.asarray(MEANT)])[0]
+    each_score = {
         "scaled_dot": scores.scaled_dot(query, keys),
         "dot": scores.dot(query, keys),
         "location": scores.location(query, jnp.arange(len(SOURCE)), w),
     }
-    return {name: masked_softmax(each, None) for name, each in found.items()}
+    return {name: masked_softmax(each, None) for name, each in each_score.items()}
 
 
 PLACES = 20
@@ -120,24 +107,15 @@ def _positions() -> dict[str, jax.Array]:
     here = jnp.arange(PLACES)[None]
     same = rotate(jnp.ones((1, 1, PLACES, 16)), here)[0, 0]
     distance = here - here.T
-    found = {
+    by_kind = {
         "rotary": scores.scaled_dot(same, same),
         "ALiBi, slope 1/4": alibi(here, here, 4)[0, 0],
         "sliding window, D = 4": jnp.where(Mask().windowed(4).dense(PLACES, PLACES)[0, 0], 0, -1e9),
     }
-    weights = {name: masked_softmax(each, None) for name, each in found.items()}
+    weights = {name: masked_softmax(each, None) for name, each in by_kind.items()}
     weights = {name: each / each.max(axis=-1, keepdims=True) for name, each in weights.items()}
     buckets = relative_bucket(distance, both_sides=True)
     return weights | {"relative: buckets": buckets / buckets.max()}
-
-
-def draw(folder: Path) -> None:
-    """Writes the pictures."""
-    folder.mkdir(exist_ok=True)
-    for name, drawn in pictures().items():
-        panels = {title: np.asarray(weights) for title, weights in drawn.panels.items()}
-        figure = plot.attention_maps(panels, drawn.columns, drawn.rows, len(panels))
-        plot.save(figure, folder / f"attention_{name}.svg")
 
 
 if __name__ == "__main__":

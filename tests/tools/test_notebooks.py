@@ -27,16 +27,14 @@ def test_outputs_are_in_the_copy(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert output.text == f"{tmp_path}\n"
 
 
-def test_an_error_is_not_passed_over(tmp_path: Path) -> None:
+def test_an_error_is_not_passed_over_and_a_slow_notebook_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = written(tmp_path / "a.ipynb", "1 / 0")
     with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
         notebooks.execute(path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_slow_notebook_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(tmp_path / "a.ipynb", "1")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(notebooks, "LIMIT", 0)
     with pytest.raises(SystemExit, match=r"more than 0 s of CPU time: .*a\.ipynb"):
-        notebooks.main([str(path)])
+        notebooks.main([str(written(path, "1"))])

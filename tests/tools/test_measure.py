@@ -1,0 +1,113 @@
+"""The measurements of documents run on something tiny, and compute what they say."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from common import VOCABULARY, build, make_batch, tiny, write_pairs
+
+from tools import bench_decode, measure
+from transformer_jax.benchmark import results
+from transformer_jax.data.buckets import Shape
+from transformer_jax.models.transformer import Transformer
+from transformer_jax.runs.run import Run
+from transformer_jax.text.corpus import Corpus
+from transformer_jax.training.step import loss_fn
+
+SMALL = (tiny(), VOCABULARY, Shape(8, 4, 4))
+REDUCED: dict[str, dict[str, Any]] = {
+    "layers": {"models": {"tiny": SMALL, "small": SMALL}, "samples": 1},
+    "remat": {"model": tiny(), "vocabulary": VOCABULARY, "rows": 2, "length": 4},
+    "windows": {"lengths": (128,), "widths": (8,), "samples": 1},
+    "real_sizes": {},
+}
+
+
+def names(value: Any) -> set[str]:
+    """The paths of a tree's leaves, without the numbers of list elements."""
+    if isinstance(value, dict):
+        return {f"/{key}{path}" for key in value for path in names(value[key])}
+    return set().union(*map(names, value)) if isinstance(value, list) else {""}
+
+
+def committed(name: str) -> set[str]:
+    """The same of results/NAME.json, without the header."""
+    tree = results.read(name)
+    return names({key: tree[key] for key in tree.keys() - {*results.HEADER}})
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_a_case_measures_what_its_result_file_holds(name: str) -> None:
+    assert committed(name) <= names(measure.CASES[name](**REDUCED[name]))
+
+
+def test_stacked_layers_are_the_same_model() -> None:
+    config = tiny(layers=2)
+    model, params = build(config)
+    assert isinstance(model, Transformer)
+    batch, key = make_batch([(5, 4), (7, 6)]), jax.random.key(0)
+    separate, sums = jax.jit(loss_fn(model, 0.1))(params, batch, key, {})
+    stacked, others = jax.jit(measure.stacked_loss(model))(measure.stack(params), batch, key, {})
+    np.testing.assert_allclose(separate, stacked, rtol=1e-5)
+    assert sums.tokens == others.tokens
+
+
+@pytest.mark.long
+def test_memory_does_not_grow_with_the_lines(finished: Run) -> None:
+    measured = measure.million_lines(finished.folder, 60_000, (20_000, 60_000))
+    assert measured["translated"] == 60_000
+    first, last = measured["peak_mib"].values()
+    assert 100 < last < 1.2 * first
+
+
+def test_a_result_is_written_also_where_git_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    path = results.write("x", "make x", {"value": 3}, tmp_path)
+    written = json.loads(path.read_text("utf-8"))
+    assert tuple(written) == (*results.HEADER, "value")
+    assert written["commit"] == ""
+
+
+STUB = """
+import sys
+from unittest.mock import MagicMock
+sys.modules[__name__] = MagicMock(__version__="none")
+"""
+NOT_MEASURED = ("sweep", "turns", "best", "floor_seconds", "before", "without_imports", "differing")
+"""Parts of names in results/decode.json that no document shows, and that are measured no more."""
+REDUCED_DECODING = {
+    "MODES": {"beam5": 2, "greedy": 1},
+    "BATCHES": (2, 4),
+    "TURNS": 2,
+    "TRIES": 1,
+    "BEAMS": (1, 2),
+    "CURVES": {
+        "beam size": ("beam", (5,)),
+        "length": ("rows", (25,)),
+        "sentences": ("rows", (25,)),
+    },
+}
+
+
+@pytest.mark.long
+def test_decoding_is_compared_as_its_result_file_holds(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With stubs of the libraries that are not installed here."""
+    for name in ("torch", "transformers"):
+        (tmp_path / f"{name}.py").write_text(STUB, "utf-8")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
+    monkeypatch.setenv("XLA_FLAGS", "")
+    pairs = Corpus(write_pairs(tmp_path, "pairs", 6, 1))
+    monkeypatch.setattr(bench_decode, "corpus", lambda folder, name: pairs)
+    for name, value in REDUCED_DECODING.items():
+        monkeypatch.setattr(bench_decode, name, value)
+    measured = bench_decode.measure(finished, tmp_path, sys.executable, tmp_path)
+    missing = committed("decode") - names(measured)
+    assert {x for x in missing if not any(part in x for part in NOT_MEASURED)} == set()

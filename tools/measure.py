@@ -1,0 +1,338 @@
+"""Measures what the documents show and no other command measures.
+
+    python -m tools.measure NAME
+
+NAME is one of `CASES`, functions whose results are written to results/NAME.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.tree_util import Partial
+
+from tools.scaling import CHIP
+from transformer_jax import load_config_file, train
+from transformer_jax.allocator import restart_with_allocator
+from transformer_jax.attention import Context, Mask, attend, padding_mask, scores
+from transformer_jax.attention.gathered import local_p_gathered
+from transformer_jax.benchmark import results
+from transformer_jax.benchmark.timing import time_in_turns, timer
+from transformer_jax.config import SMALL, TINY, Config, ExecutionConfig, MeshConfig, ModelConfig
+from transformer_jax.data.buckets import Shape
+from transformer_jax.files import AnyPath
+from transformer_jax.flops import count_flops
+from transformer_jax.models.layers import DecoderLayer, EncoderLayer
+from transformer_jax.models.make import count_parameters
+from transformer_jax.models.transformer import Transformer
+from transformer_jax.parallel.compile import compile_step
+from transformer_jax.parallel.devices import ACCELERATORS
+from transformer_jax.parallel.mesh import make_mesh
+from transformer_jax.special_ids import EOS
+from transformer_jax.text.corpus import Corpus
+from transformer_jax.training.losses import token_loss
+from transformer_jax.training.planning import Planner
+from transformer_jax.training.step import (
+    Averages,
+    LossFn,
+    LossSums,
+    init_state,
+    loss_fn,
+    train_step,
+)
+from transformer_jax.types import Batch, Key, Params
+
+MIB = 2**20
+
+
+def random_batch(shape: Shape, vocabulary: int) -> Batch:
+    """Returns a batch of random ids, without padding; both sides have the length of the source."""
+    draw = np.random.default_rng(0)
+    return Batch(*draw.integers(EOS + 1, vocabulary, (3, shape.rows, shape.source), np.int32))
+
+
+def time_steps(
+    steps: Mapping[str, tuple[Any, Any]], batch: Batch, samples: int, max_seconds: float = 1e9
+) -> dict[str, dict[str, float]]:
+    """Returns how long training steps take to compile and to run, in turns, and their temporaries.
+
+    steps: by name the step, not compiled yet, and the first state that it updates.
+    """
+    measured: dict[str, dict[str, float]] = {}
+    states: dict[str, Any] = {}
+    calls = {}
+    for name, (step, state) in steps.items():
+        began = time.perf_counter()
+        compiled = step.lower(state, batch, jax.random.key(0)).compile()
+        measured[name] = {
+            "compile_s": time.perf_counter() - began,
+            "temporaries_mib": compiled.memory_analysis().temp_size_in_bytes / MIB,
+        }
+
+        def update(name: str, compiled: Any) -> None:
+            states[name], metrics = compiled(states[name], batch, jax.random.key(0))
+            jax.block_until_ready(metrics)
+
+        states[name], calls[name] = state, timer(partial(update, name, compiled))
+    for name, seconds in time_in_turns(calls, samples, max_seconds).items():
+        measured[name]["step_ms"] = seconds.median * 1e3
+    return measured
+
+
+LAYERED = {"tiny": (TINY, 4000, Shape(256, 16, 16)), "small": (SMALL, 8000, Shape(128, 32, 32))}
+"""Models, their vocabularies, and the shapes of their batches."""
+
+
+def layers(
+    models: Mapping[str, tuple[ModelConfig, int, Shape]] = LAYERED, samples: int = 11
+) -> dict[str, Any]:
+    """Compares layers stored one by one with layers stacked as [L, ...], run by `lax.scan`."""
+    mesh, optimizer = make_mesh(MeshConfig(), jax.devices()[:1]), optax.adam(1e-3)
+    presets = {}
+    for name, (config, vocabulary, shape) in models.items():
+        model, batch = Transformer(config, vocabulary, vocabulary), random_batch(shape, vocabulary)
+        params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
+        losses = {
+            "separate": (loss_fn(model, 0.1), params),
+            "stacked": (stacked_loss(model), stack(params)),
+        }
+        steps = {}
+        for way, (loss, first) in losses.items():
+            update = partial(train_step, loss=loss, optimizer=optimizer)
+            steps[way] = compile_step(update, mesh), init_state(first, optimizer)
+        sizes = {"rows": shape.rows, "length": shape.source, "vocabulary": vocabulary}
+        presets[name] = time_steps(steps, batch, samples) | sizes
+    return {"presets": presets}
+
+
+def stack(params: Params) -> Params:
+    """Returns the same parameters with each stack's layers as one tree of [L, ...] arrays."""
+
+    def stacked(side: Params) -> Params:
+        each = [side[f"layers_{i}"] for i in range(len(side))]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+
+    return params | {side: stacked(params[side]) for side in ("encoder", "decoder")}
+
+
+def stacked_loss(model: Transformer, smoothing: float = 0.1) -> LossFn:
+    """Returns the `loss_fn` of a post-norm model, for parameters with stacked layers."""
+    encoder_layer, decoder_layer = EncoderLayer(model.config), DecoderLayer(model.config)
+    depths = model.config.depths
+
+    def loss(params: Params, batch: Batch, key: Key | None, averages: Averages) -> Any:
+        assert key is not None
+        rest = {"params": {"target_embedding": params["target_embedding"]}}
+        source, target = Context(padding_mask(batch.source)), Context(Mask(causal=True))
+        keys = jax.random.split(key, 4)
+
+        def embed(ids: Any, key: Key) -> Any:
+            return model.apply(rest, method=lambda m: m.target_embedding(ids, None, key))
+
+        def encode(x: Any, layer: tuple[Params, Key]) -> Any:
+            return encoder_layer.apply({"params": layer[0]}, x, source, layer[1])
+
+        def decode(x: Any, layer: tuple[Params, Key]) -> Any:
+            def run(m: DecoderLayer) -> Any:
+                return m(x, target, m.cross_attention.project(memory), source, layer[1])
+
+            return decoder_layer.apply({"params": layer[0]}, method=run)
+
+        inputs = params["encoder"], jax.random.split(keys[1], depths[0])
+        memory, _ = jax.lax.scan(encode, embed(batch.source, keys[0]), inputs)
+        inputs = params["decoder"], jax.random.split(keys[3], depths[1])
+        x, _ = jax.lax.scan(decode, embed(batch.target_in, keys[2]), inputs)
+        logits: Any = model.apply(rest, x, method="logits")
+        total, count = token_loss(logits, jnp.asarray(batch.target_out), smoothing)
+        return total, LossSums(count, {})
+
+    return loss
+
+
+def remat(
+    model: ModelConfig = SMALL, vocabulary: int = 8000, rows: int = 16, length: int = 128
+) -> dict[str, Any]:
+    """Compares the policies of rematerialization by operations, memory and time of a step."""
+    shape, samples = Shape(rows, length, length), 5
+    gflop, steps = {}, {}
+    for policy in ("none", "matmuls", "layers"):
+        config = Config(model=model, execution=ExecutionConfig(remat=policy))
+        planner = Planner(config, (vocabulary, vocabulary), jax.devices()[:1])
+        gflop[policy] = planner.flops(shape) / 1e9
+        state = jax.jit(planner.setup.init)(jax.random.key(0))
+        steps[policy] = planner.setup.compile_update(), state
+    measured = time_steps(steps, random_batch(shape, vocabulary), samples)
+    table = [{"remat": p, "gflop": gflop[p]} | measured[p] for p in steps]
+    return {"shape": shape._asdict(), "devices": 1, "samples": samples, "rows": table}
+
+
+HEADS, WIDTH = 8, 64
+
+Arrays = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+"""Query, keys, values [1, N, S, H], and each query's center [1, N, S] as a share of the length."""
+
+
+def local_p(arrays: Arrays, window: int) -> jax.Array:
+    """Attends to windows around the centers."""
+    query, keys, values, share = arrays
+    length = jnp.full((1, query.shape[2]), keys.shape[2])
+    near = {"center": share * keys.shape[2], "window": window, "score": Partial(scores.scaled_dot)}
+    return local_p_gathered(query, keys, values, 0 * length, length, **near)
+
+
+def both(kind: Callable[..., Any], arrays: Arrays, window: int) -> Any:
+    """Returns the context and the gradients of all arrays; the query serves as its gradient."""
+    context, back = jax.vjp(partial(kind, window=window), arrays)
+    return context, back(arrays[0])
+
+
+KINDS: dict[str, Callable[..., Any]] = {
+    "soft": lambda x, window: attend(*x[:3], kernel="blockwise")[0],
+    "local-m": lambda x, window: attend(*x[:3], mask=Mask(window=window), kernel="blockwise")[0],
+    "local-p": local_p,
+}
+"""Attention to all keys, to a sliding window, and to windows around the centers."""
+MODES: dict[str, Callable[..., Any]] = {
+    "forward": lambda kind, arrays, window: kind(arrays, window),
+    "both": both,
+}
+
+
+def flops_per_query(kind: str, mode: str, length: int, window: int) -> float:
+    """Returns the operations of matmuls for a query of one head."""
+    array = jax.ShapeDtypeStruct((1, HEADS, length, WIDTH), jnp.float32)
+    share = jax.ShapeDtypeStruct(array.shape[:3], jnp.float32)
+    run = partial(MODES[mode], KINDS[kind], window=window)
+    return count_flops(run, (array, array, array, share)) / (HEADS * length)
+
+
+def windows(
+    lengths: Sequence[int] = (512, 1024, 2048, 4096),
+    widths: Sequence[int] = (16, 64, 256),
+    samples: int = 3,
+) -> dict[str, Any]:
+    """Measures whether the cost of local attention follows from the window, not from the length.
+
+    widths: positions on each side of a window.
+    """
+    rows = []
+    for length, window in itertools.product(lengths, widths):
+        *keys, key = jax.random.split(jax.random.key(0), 4)
+        arrays = [jax.random.normal(each, (1, HEADS, length, WIDTH)) for each in keys]
+        arrays.append(jax.random.uniform(key, (1, HEADS, length)))
+        calls = {}
+        for kind, mode in itertools.product(KINDS, MODES):
+            if kind != "soft" or window == widths[0]:  # soft has no window: measured once
+                run = jax.jit(partial(MODES[mode], KINDS[kind], window=window))
+                run = partial(run, tuple(arrays))
+                calls[kind, mode] = timer(lambda run=run: jax.block_until_ready(run()))
+        for (kind, mode), seconds in time_in_turns(calls, samples).items():
+            row = {"kind": kind, "mode": mode, "length": length}
+            row["window"] = None if kind == "soft" else window
+            row["flops_per_query"] = flops_per_query(kind, mode, length, window)
+            row["us_per_query"] = seconds.median / (HEADS * length) * 1e6
+            rows.append(row)
+    return {"heads": HEADS, "head_size": WIDTH, "batch": 1, "samples": samples, "rows": rows}
+
+
+def million_lines(
+    run: AnyPath = Path("runs/quickstart"),
+    lines: int = 1_000_000,
+    looks: Sequence[int] = (10_000, 100_000, 1_000_000),
+) -> dict[str, Any]:
+    """Measures the memory of `translate` on the lines of the built-in corpus, again and again.
+
+    run: the quickstart's, which is trained if it is not there. looks: numbers of translated lines
+    after which the peak memory is read, from /proc.
+    """
+    if not (run / "config.json").exists():
+        train(load_config_file("configs/quickstart.py"), run)
+    command = (sys.executable, "-m", "transformer_jax.cli.main", "translate", f"--run={run}")
+    peaks: dict[str, float] = {}
+    count = 0
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
+        sources = itertools.cycle(source for source, _ in Corpus("grammar:test").pairs())
+        file.writelines(f"{line}\n" for line in itertools.islice(sources, lines))
+        file.seek(0)
+        began = time.monotonic()
+        with subprocess.Popen(
+            [*command, "--beam=1"], stdin=file, stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            for count, _ in enumerate(process.stdout, start=1):
+                if count in looks:
+                    status = Path(f"/proc/{process.pid}/status").read_text("utf-8")
+                    (kib,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
+                    peaks[str(count)] = int(kib) / 1024
+    if process.returncode:
+        raise RuntimeError(f"translate ended with status {process.returncode}")
+    seconds = time.monotonic() - began
+    return {"lines": lines, "translated": count, "seconds": seconds, "peak_mib": peaks}
+
+
+RECIPES = (
+    "iwslt14_de_en",
+    "wmt14_en_de_base",
+    "wmt14_en_de_big",
+    "wmt14_en_fr_base",
+    "wmt14_en_fr_big",
+)
+
+
+def real_sizes(names: Sequence[str] = RECIPES, chips: int = 8, length: int = 64) -> dict[str, Any]:
+    """Plans the recipes for real sizes with sentences of `length` tokens; trains nothing.
+
+    Operations are counted from the traced step, memory is estimated, and the hours are the
+    operations over the peak of the chips.
+    """
+    recipes = {}
+    for name in names:
+        config = load_config_file(f"configs/{name}.py")
+        vocabularies = config.tokenizer.vocabulary, config.tokenizer.vocabulary
+        planner = Planner(config, vocabularies, chips)
+        batch = Shape(config.data.batch_tokens // length, length, length)
+        flops, steps = planner.flops(batch), config.train.steps
+        assert steps is not None
+        recipes[name] = {
+            "parameters": count_parameters(config.model, *vocabularies),
+            "batch_tokens": config.data.batch_tokens,
+            "steps": steps,
+            "microbatches": planner.setup.microbatches,
+            "memory_mib": sum(planner.memory(batch)) / MIB,
+            "tflop_per_step": flops / 1e12,
+            "eflop": flops * steps / 1e18,
+            "hours_at_peak": flops * steps / (chips * ACCELERATORS[CHIP].tflops * 1e12) / 3600,
+        }
+    return {"chips": chips, "chip": CHIP, "length": length, "recipes": recipes}
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    case.__name__: case for case in (layers, remat, windows, million_lines, real_sizes)
+}
+
+
+def main() -> None:
+    """Runs the case that is named and writes its result file."""
+    restart_with_allocator()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=CASES)
+    name = parser.parse_args().name
+    print(results.write(name, f"make measure NAME={name}", CASES[name]()))
+
+
+if __name__ == "__main__":
+    main()
