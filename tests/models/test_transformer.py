@@ -382,7 +382,7 @@ def test_decoding_does_not_copy_the_cache() -> None:
         return jax.lax.fori_loop(0, length, step, state)
 
     state = model.apply({"params": params}, source, beams, length, method="prefill")
-    program = decode.lower(params, state).compile().as_text()
+    program = decode.lower(params, state).compile().as_text() or ""
     heads, size = model.config.heads, model.config.head_size
     shapes = f"{rows},{heads},{size},{beams * length}", f"{rows},{heads},{beams * length},{size}"
     for shape in shapes:
