@@ -27,8 +27,9 @@ def test_the_list_of_names_is_that_of_the_imports() -> None:
 
 
 def test_other_names_are_not() -> None:
+    name = "trian"
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
-        transformer_jax.__getattr__("trian")
+        getattr(transformer_jax, name)
 
 
 def test_the_version_is_that_of_the_package() -> None:

@@ -5,7 +5,7 @@ for all. A query that may attend to no key has weights and context 0.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ class ContextAndWeights(NamedTuple):
     """Each query's weighted sum of the values, and the attention weights."""
 
     context: Queries
-    weights: Float[Array, "*B T S"] | None  # None: a kernel that does not compute them
+    weights: Any  # Float[Array, "*B T S"]; None: a kernel that does not compute them
 
 
 def masked_softmax(scores: Weights, mask: Visible) -> Weights:

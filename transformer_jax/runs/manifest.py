@@ -110,6 +110,9 @@ def _files(checkpoint: AnyPath) -> dict[str, AnyPath]:
 
 def _measure(path: AnyPath) -> list[Any]:
     """Returns the size and the SHA-256 of a file."""
+    size, digest = 0, hashlib.sha256()
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-        return [file.tell(), digest.hexdigest()]
+        while chunk := file.read(2**20):
+            size += len(chunk)
+            digest.update(chunk)
+    return [size, digest.hexdigest()]
