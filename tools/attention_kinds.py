@@ -1,8 +1,6 @@
 """Measures of the study of attention kinds: the speed of a step, the noise of the gradients from
 which sampled choices learn, and the attention weights of one sentence."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from functools import partial

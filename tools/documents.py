@@ -4,8 +4,6 @@ A part stands between `<!-- NAME -->` and `<!-- end -->`; NAME is a key of `part
 may have it.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import itertools

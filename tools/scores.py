@@ -1,7 +1,5 @@
 """Scores a trained run: by its translations or its labels, with what its training took."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import statistics

@@ -4,8 +4,6 @@ Each trains its runs, keeps what is in results/NAME.json already, and writes the
 names the runs to train now, and --data the folder of the corpora.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import math

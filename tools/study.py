@@ -5,8 +5,6 @@ the commit and the machine. The same call keeps the rows whose cards name this c
 and these versions, and continues other runs.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import signal

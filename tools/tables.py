@@ -1,7 +1,5 @@
 """Fills the templates of tools/tables.md, which show result files in README.md and docs/*.md."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
