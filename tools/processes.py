@@ -76,9 +76,7 @@ class Fault:
     compiles: bool = False  # from the start, without the programs that others have compiled
     poison: str = ""  # from the start, "loss NaN", "loss infinite" or "gradient NaN"
     every: int = 1  # about one batch in how many is poisoned
-    record: str = (
-        ""  # from the start, prefix of files of the rows that processes give their devices
-    )
+    record: str = ""  # from the start, name of files for the rows that devices are given
 
 
 def start(
