@@ -40,6 +40,7 @@ def committed(name: str) -> set[str]:
     return names({key: tree[key] for key in tree.keys() - {*results.HEADER}})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REDUCED)
 def test_a_case_measures_what_its_result_file_holds(name: str) -> None:
     assert committed(name) <= names(measure.CASES[name](**REDUCED[name]))
@@ -79,8 +80,11 @@ import sys
 from unittest.mock import MagicMock
 sys.modules[__name__] = MagicMock(__version__="none")
 """
-NOT_MEASURED = ("sweep", "turns", "best", "floor_seconds", "before", "without_imports", "differing")
-"""Parts of names in results/decode.json that no document shows, and that are measured no more."""
+NOT_MEASURED = {
+    *("sweep", "turns", "best", "floor_seconds", "ratio_of_bytes", "differing"),
+    *("before", "cached_to_before", "first_output_without_imports", "versions_of_peers"),
+}
+"""Keys of results/decode.json that no document shows and that are measured no more, or in part."""
 REDUCED_DECODING = {
     "MODES": {"beam5": 2, "greedy": 1},
     "BATCHES": (2, 4),
@@ -110,4 +114,4 @@ def test_decoding_is_compared_as_its_result_file_holds(
         monkeypatch.setattr(bench_decode, name, value)
     measured = bench_decode.measure(finished, tmp_path, sys.executable, tmp_path)
     missing = committed("decode") - names(measured)
-    assert {x for x in missing if not any(part in x for part in NOT_MEASURED)} == set()
+    assert {x for x in missing if not NOT_MEASURED & {*x.split("/")}} == set()
