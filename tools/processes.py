@@ -108,8 +108,12 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    """Waits until a file or a folder is there. RuntimeError: the command has ended before."""
+    """Waits until a file or a folder is there. RuntimeError: the command has ended before, or it
+    takes ten minutes."""
+    end = time.monotonic() + 600
     while not path.exists():
+        if time.monotonic() > end:
+            process.kill()
         if process.poll() is not None:
             raise RuntimeError(finish(process)[1])
         time.sleep(0.02)
