@@ -1,20 +1,31 @@
 """The commands and their options. Docstrings are the help that users read.
 
-To add a command, write its options here, with the function of a module in this package that runs
-it, and add them to `COMMANDS`. The module is imported when the command runs, so that `--help` needs
-no JAX.
+To add a command, write its options here, with `execute`, which calls a function of a module in this
+package, and add them to `COMMANDS`. The module is imported when the command runs, so that `--help`
+needs no JAX.
 """
 
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+from etils import epy
 from tyro.conf import Positional, UseAppendAction, arg
 
 from transformer_jax.benchmark.settings import AttentionBenchmark, DType, MaskName
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.errors import UserError
+
+with epy.lazy_imports():
+    from transformer_jax.cli import (
+        bench_attention,
+        evaluate,
+        export,
+        inspect,
+        pictures,
+        train,
+        translate,
+    )
 
 
 def several(metavar: str, **more: Any) -> Any:
@@ -26,9 +37,6 @@ def several(metavar: str, **more: Any) -> Any:
 class Options:
     """Options of every command."""
 
-    function: ClassVar[str] = ""
-    """MODULE:FUNCTION of this package that runs the command, called with the options and, if
-    `takes_config`, with the arguments of the config."""
     takes_config: ClassVar[bool] = False
     """Whether the command takes `--config` and `--config.FIELD`."""
     short: ClassVar[tuple[str, ...]] = ()
@@ -38,10 +46,8 @@ class Options:
     """Show the traceback of an error."""
 
     def execute(self, config: ConfigArguments) -> None:
-        """Runs the command."""
-        module, _, function = self.function.partition(":")
-        run = getattr(import_module(f"transformer_jax.cli.{module}"), function)
-        run(self, *([config] if self.takes_config else []))
+        """Runs the command; `config` has the arguments of the config, if it takes any."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +79,6 @@ class Train(ProcessOptions, ModelOptions):
     Any field of the config can follow: --config.model.layers=4 (all of them: --help-config).
     """
 
-    function = "train:run"
     takes_config = True
 
     run: Annotated[str, arg(metavar="PATH")]
@@ -90,6 +95,9 @@ class Train(ProcessOptions, ModelOptions):
     """Number of steps to trace into RUN/profile."""
     tensorboard: bool = False
     """Write TensorBoard events into RUN/tensorboard."""
+
+    def execute(self, config: ConfigArguments) -> None:
+        train.run(self, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +125,6 @@ class Translate(SearchOptions):
     echo "The old book." | transformer-jax translate --run=runs/quickstart
     """
 
-    function = "translate:translate"
     short = ("alpha", "penalty", "n-best")
 
     beam: Annotated[int | None, arg(metavar="N")] = None
@@ -135,6 +142,9 @@ class Translate(SearchOptions):
     json: bool = False
     """Write a JSON object for each line."""
 
+    def execute(self, config: ConfigArguments) -> None:
+        translate.translate(self, config)
+
 
 @dataclass(frozen=True, kw_only=True)
 class BackTranslate(SearchOptions):
@@ -143,14 +153,15 @@ class BackTranslate(SearchOptions):
     transformer-jax back-translate --run=runs/de_en --text=x.de --pairs=a.en,a.de --output=x.tsv
     """
 
-    function = "translate:back_translate"
-
     text: Annotated[str, arg(metavar="FILE")]
     """Text in the target language; -: standard input."""
     pairs: Annotated[str, arg(metavar="CORPUS")]
     """Pairs that tell the direction."""
     output: Annotated[str, arg(metavar="FILE")]
     """Pairs to write: source, tab, target."""
+
+    def execute(self, config: ConfigArguments) -> None:
+        translate.back_translate(self, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +179,6 @@ class Evaluate(PairOptions):
     transformer-jax evaluate --run=runs/quickstart --data grammar:test
     """
 
-    function = "evaluate:run"
     short = ("penalty",)
 
     language: Annotated[str | None, arg(metavar="CODE")] = None
@@ -186,6 +196,9 @@ class Evaluate(PairOptions):
     json: bool = False
     """Print the scores as JSON."""
 
+    def execute(self, config: ConfigArguments) -> None:
+        evaluate.run(self, config)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Score(PairOptions):
@@ -194,10 +207,11 @@ class Score(PairOptions):
     transformer-jax score --run=runs/quickstart --data test.en,test.de
     """
 
-    function = "translate:score"
-
     json: bool = False
     """Write a JSON object for each pair, with its tokens."""
+
+    def execute(self, config: ConfigArguments) -> None:
+        translate.score(self, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,12 +221,13 @@ class Align(PairOptions):
     transformer-jax align --run=runs/quickstart --data test.en,test.de --layer 2
     """
 
-    function = "translate:align"
-
     layer: Annotated[tuple[str, ...], several("LAYER[.HEAD]")] = ()
     """Layers or heads to average; default: all."""
     pieces: bool = False
     """Align the pieces of words."""
+
+    def execute(self, config: ConfigArguments) -> None:
+        translate.align(self, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,8 +236,6 @@ class Attention(SearchOptions):
 
     transformer-jax attention --run=runs/quickstart -o view.html "The old teacher buys a book."
     """
-
-    function = "pictures:attention"
 
     sentence: Annotated[str, Positional]
     """Text of the source."""
@@ -235,6 +248,9 @@ class Attention(SearchOptions):
     layer: Annotated[str | None, arg(metavar="LAYER[.HEAD]")] = None
     """From 0; default: the last."""
 
+    def execute(self, config: ConfigArguments) -> None:
+        pictures.attention(self, config)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plot(Options):
@@ -242,8 +258,6 @@ class Plot(Options):
 
     transformer-jax plot --output=curves.svg runs/quickstart runs/mine
     """
-
-    function = "pictures:plot"
 
     sources: Annotated[tuple[str, ...], Positional, several("RUN|FILE")]
     """Runs, or results/NAME.json."""
@@ -254,6 +268,9 @@ class Plot(Options):
         if not self.sources:
             raise UserError("plot: name a run, or a result file")
 
+    def execute(self, config: ConfigArguments) -> None:
+        pictures.plot(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Average(Options):
@@ -261,8 +278,6 @@ class Average(Options):
 
     transformer-jax average --run=runs/base --last 5 --out=runs/base-average
     """
-
-    function = "export:average"
 
     run: Annotated[str, arg(metavar="PATH")]
     """Folder of the run."""
@@ -273,6 +288,9 @@ class Average(Options):
     steps: Annotated[tuple[int, ...], several("STEP")] = ()
     """Steps of the checkpoints, instead of the newest."""
 
+    def execute(self, config: ConfigArguments) -> None:
+        export.average(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Export(ModelOptions):
@@ -280,8 +298,6 @@ class Export(ModelOptions):
 
     transformer-jax export --run=runs/quickstart --format ctranslate2 --out=quickstart-ct2
     """
-
-    function = "export:export"
 
     run: Annotated[str, arg(metavar="PATH")]
     """Folder of the run."""
@@ -292,6 +308,9 @@ class Export(ModelOptions):
     step: Annotated[int | None, arg(metavar="N")] = None
     """Checkpoint; default: the best one."""
 
+    def execute(self, config: ConfigArguments) -> None:
+        export.export(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Inspect(ModelOptions):
@@ -300,7 +319,6 @@ class Inspect(ModelOptions):
     transformer-jax inspect --config=configs/quickstart.py --devices 8 --config.mesh.fsdp=4
     """
 
-    function = "inspect:run"
     takes_config = True
 
     run: Annotated[str | None, arg(metavar="PATH")] = None
@@ -312,6 +330,9 @@ class Inspect(ModelOptions):
     compile: bool = False
     """Compile the steps, for the exact memory and the time that this takes."""
 
+    def execute(self, config: ConfigArguments) -> None:
+        inspect.run(self, config)
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchAttention(AttentionBenchmark, Options):
@@ -320,7 +341,8 @@ class BenchAttention(AttentionBenchmark, Options):
     transformer-jax bench attention --lengths 256 1024 --kernels auto my_module:my_kernel
     """
 
-    function = "bench_attention:run"
+    def execute(self, config: ConfigArguments) -> None:
+        bench_attention.run(self)
 
     # Only placeholders: defaults and help are those of `AttentionBenchmark`.
     lengths: Annotated[tuple[int, ...], arg(metavar="T")] = AttentionBenchmark.lengths
