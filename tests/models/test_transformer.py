@@ -375,7 +375,8 @@ def test_decoding_does_not_copy_the_cache() -> None:
         def step(index: Any, state: Any) -> Any:
             ids = jnp.full((rows, beams), 5)
             variables = {"params": params}
-            logits, state, _ = model.apply(variables, ids, state, index, method="decode_step")
+            output: Any = model.apply(variables, ids, state, index, method="decode_step")
+            logits, state, _ = output
             parents = jax.lax.top_k(logits.max(-1), beams)[1]
             return state.reordered(parents)
 

@@ -9,23 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from etils import epy
 from tyro.conf import Positional, UseAppendAction, arg
 
 from transformer_jax.benchmark.settings import AttentionBenchmark, DType, MaskName
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.errors import UserError
-
-with epy.lazy_imports():
-    from transformer_jax.cli import (
-        bench_attention,
-        evaluate,
-        export,
-        inspect,
-        pictures,
-        train,
-        translate,
-    )
 
 
 def several(metavar: str, **more: Any) -> Any:
@@ -97,6 +85,8 @@ class Train(ProcessOptions, ModelOptions):
     """Write TensorBoard events into RUN/tensorboard."""
 
     def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli import train
+
         train.run(self, config)
 
 
@@ -143,6 +133,8 @@ class Translate(SearchOptions):
     """Write a JSON object for each line."""
 
     def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli import translate
+
         translate.translate(self, config)
 
 
@@ -161,6 +153,8 @@ class BackTranslate(SearchOptions):
     """Pairs to write: source, tab, target."""
 
     def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli import translate
+
         translate.back_translate(self, config)
 
 
@@ -197,6 +191,8 @@ class Evaluate(PairOptions):
     """Print the scores as JSON."""
 
     def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli import evaluate
+
         evaluate.run(self, config)
 
 
@@ -211,6 +207,8 @@ class Score(PairOptions):
     """Write a JSON object for each pair, with its tokens."""
 
     def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli import translate
+
         translate.score(self, config)
 
 
@@ -227,6 +225,8 @@ class Align(PairOptions):
     """Align the pieces of words."""
 
     def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli import translate
+
         translate.align(self, config)
 
 
@@ -249,6 +249,8 @@ class Attention(SearchOptions):
     """From 0; default: the last."""
 
     def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli import pictures
+
         pictures.attention(self, config)
 
 
@@ -269,6 +271,8 @@ class Plot(Options):
             raise UserError("plot: name a run, or a result file")
 
     def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli import pictures
+
         pictures.plot(self)
 
 
@@ -289,6 +293,8 @@ class Average(Options):
     """Steps of the checkpoints, instead of the newest."""
 
     def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli import export
+
         export.average(self)
 
 
@@ -309,6 +315,8 @@ class Export(ModelOptions):
     """Checkpoint; default: the best one."""
 
     def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli import export
+
         export.export(self)
 
 
@@ -331,6 +339,8 @@ class Inspect(ModelOptions):
     """Compile the steps, for the exact memory and the time that this takes."""
 
     def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli import inspect
+
         inspect.run(self, config)
 
 
@@ -342,6 +352,8 @@ class BenchAttention(AttentionBenchmark, Options):
     """
 
     def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli import bench_attention
+
         bench_attention.run(self)
 
     # Only placeholders: defaults and help are those of `AttentionBenchmark`.
