@@ -61,7 +61,7 @@ def parts() -> dict[str, str]:
 
 def result_table() -> str:
     """Returns what each result file holds, and with what it was measured."""
-    head = ("result", "what", "command", "commit, date", "machine", "versions", "run card")
+    head = ("result", "what", "command", "commit, date", "machine", "Python, JAX, Flax", "run card")
     rows = []
     for path in sorted(results.FOLDER.glob("*.json")):
         contents = results.read(path.stem)
@@ -76,7 +76,7 @@ def result_table() -> str:
                 f"`{contents['command']}`",
                 f"`{contents['commit'][:10]}`{changes}, {contents['date']}",
                 tables.processor(contents),
-                f"Python {versions['python']}, JAX {versions['jax']}, Flax {versions['flax']}",
+                f"{versions['python']}, {versions['jax']}, {versions['flax']}",
                 "yes" if "card" in contents else "each row" * in_rows,
             )
         )
@@ -84,8 +84,13 @@ def result_table() -> str:
 
 
 def config_table() -> str:
-    """Returns every field of the config with its default and its meaning."""
-    return tables.table(("field", "default", "meaning"), *_field_rows(Config(), field_texts()))
+    """Returns every field of the config with its default and its meaning.
+
+    Fields of the three attentions that have the same default share a row.
+    """
+    fields = _field_rows(Config(), field_texts())
+    rows = [(re.sub(r"\w+_attention\.", "*_attention.", name), *rest) for name, *rest in fields]
+    return tables.table(("field", "default", "meaning"), *dict.fromkeys(rows))
 
 
 def _field_rows(
