@@ -39,13 +39,13 @@ MEASUREMENTS = {
 """What each result file holds that is not one of a study."""
 
 OTHER_FILES = {
-    "deploy/": "scripts for Slurm, Kubernetes and TPU pods, which restart training until its end",
-    "tests/": "a folder for each package, and fixtures",
-    "docs/": "the pages of the site: tutorial, how-to pages, the paper in the code, results",
-    "CONTRIBUTING.md": "the architecture, the rules of the code, and where to change what",
-    "notebooks/": "the tutorial, from one sentence to a change of the model, as notebooks",
-    "results/": "measured numbers and figures, each with the command that made it",
-    "tools/": "makes documents and pictures from code and results; the project's own measurements",
+    "deploy/": "scripts for Slurm, Kubernetes and TPU pods",
+    "tests/": "a folder for each package",
+    "docs/": "the pages of the site",
+    "CONTRIBUTING.md": "the architecture, the rules, and where to change what",
+    "notebooks/": "the tutorial",
+    "results/": "measured numbers and figures",
+    "tools/": "studies and measurements, and what makes the documents",
     "Makefile": "every command of the project",
     "pyproject.toml": "package, dependencies, settings of the tools",
     "constraints.txt": "exact versions of all dependencies",
