@@ -39,13 +39,13 @@ MEASUREMENTS = {
 """What each result file holds that is not one of a study."""
 
 OTHER_FILES = {
-    "deploy/": "scripts for Slurm, Kubernetes and TPU pods, which restart training until its end",
-    "tests/": "a folder for each package, and fixtures",
-    "docs/": "the pages of the site: tutorial, how-to pages, the paper in the code, results",
-    "CONTRIBUTING.md": "the architecture, the rules of the code, and where to change what",
-    "notebooks/": "the tutorial, from one sentence to a change of the model, as notebooks",
-    "results/": "measured numbers and figures, each with the command that made it",
-    "tools/": "makes documents and pictures from code and results; the project's own measurements",
+    "deploy/": "scripts for Slurm, Kubernetes and TPU pods",
+    "tests/": "a folder for each package",
+    "docs/": "the pages of the site",
+    "CONTRIBUTING.md": "the architecture, the rules, and where to change what",
+    "notebooks/": "the tutorial",
+    "results/": "measured numbers and figures",
+    "tools/": "studies and measurements, and what makes the documents",
     "Makefile": "every command of the project",
     "pyproject.toml": "package, dependencies, settings of the tools",
     "constraints.txt": "exact versions of all dependencies",
@@ -61,7 +61,7 @@ def parts() -> dict[str, str]:
 
 def result_table() -> str:
     """Returns what each result file holds, and with what it was measured."""
-    head = ("result", "what", "command", "commit, date", "machine", "versions", "run card")
+    head = ("result", "what", "command", "commit, date", "machine", "Python, JAX, Flax", "run card")
     rows = []
     for path in sorted(results.FOLDER.glob("*.json")):
         contents = results.read(path.stem)
@@ -76,7 +76,7 @@ def result_table() -> str:
                 f"`{contents['command']}`",
                 f"`{contents['commit'][:10]}`{changes}, {contents['date']}",
                 tables.processor(contents),
-                f"Python {versions['python']}, JAX {versions['jax']}, Flax {versions['flax']}",
+                f"{versions['python']}, {versions['jax']}, {versions['flax']}",
                 "yes" if "card" in contents else "each row" * in_rows,
             )
         )
@@ -84,8 +84,13 @@ def result_table() -> str:
 
 
 def config_table() -> str:
-    """Returns every field of the config with its default and its meaning."""
-    return tables.table(("field", "default", "meaning"), *_field_rows(Config(), field_texts()))
+    """Returns every field of the config with its default and its meaning.
+
+    Fields of the three attentions that have the same default share a row.
+    """
+    fields = _field_rows(Config(), field_texts())
+    rows = [(re.sub(r"\w+_attention\.", "*_attention.", name), *rest) for name, *rest in fields]
+    return tables.table(("field", "default", "meaning"), *dict.fromkeys(rows))
 
 
 def _field_rows(

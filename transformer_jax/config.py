@@ -123,8 +123,7 @@ class AttentionConfig(_Section):
     entropy: float = 0.01
     """Weight of the entropy bonus of hard attention (λ_e of Xu et al. 2015, section 4.1)."""
     reward: float = 0.1
-    """Weight of the REINFORCE term of hard attention (λ_r there). The term is noisy: with a weight
-    of 1 its noise exceeds the gradient of the loss in the layers below."""
+    """Weight of the REINFORCE term of hard attention (λ_r there)."""
 
     @classmethod
     def _name(cls) -> str:
@@ -140,9 +139,8 @@ class ModelConfig(_Section):
     """The Transformer's architecture (Vaswani et al. 2017, section 3). Defaults: the base model."""
 
     labels: int | None = None
-    """Largest number of labels of a sentence, for a model that classifies: a target consists of
-    labels, one token each, and each label has a query of its own in `cross_attention`. None: the
-    model translates."""
+    """Maximum number of labels of a sentence, for a model that classifies: each label is a target
+    token with a query of its own in `cross_attention`. None: the model translates."""
     layers: int = 6
     """Number of encoder layers (N). 0 is allowed with labels only, which then attend to the
     embeddings."""
@@ -160,7 +158,7 @@ class ModelConfig(_Section):
     max_length: int = 256
     """Maximum length of a sentence in tokens, end symbol included. Longer pairs are left out of
     training; longer input to translate is truncated with a warning. An output has at most
-    max_length tokens; see decode.max_ratio, too."""
+    max_length tokens."""
     norm: Literal["post", "pre"] = "post"
     """Layer normalization after each residual sum, as in the paper (post), or before each sub-layer
     (pre)."""
@@ -352,9 +350,8 @@ class DataConfig(_Section):
     dev: tuple[str, ...] = ("grammar",)
     """Development corpora; the score on the first one selects the best checkpoint."""
     weights: tuple[float, ...] | None = None
-    """Weight of each corpus to train on: the fraction of all pairs that are drawn from it. Small
-    corpora are repeated and large ones used in part in an epoch, which has as many pairs as all of
-    them together, but for those of weight 0. None: each pair once an epoch."""
+    """Weight of each corpus to train on: the fraction of all pairs that are drawn from it. An
+    epoch has as many pairs as all corpora but those of weight 0. None: each pair once an epoch."""
     temperature: float | None = None
     """In place of weights: a corpus of N pairs is drawn in proportion to N^(1 / temperature). 1: as
     often as it has pairs; larger: small corpora more often."""
@@ -400,7 +397,7 @@ class OptimizerConfig(_Section):
 
     kind: str = "adam"
     """Adam (adam), as in the paper, or Muon (muon; Jordan et al. 2024) for the matrices of dense
-    layers and Adam for the rest (fewer steps to the same loss, which take longer), or your own."""
+    layers and Adam for the rest, or your own."""
     schedule: str = "noam"
     """Schedule of the learning rate after the linear warm-up: noam, inverse_sqrt, cosine,
     linear, or your own."""
@@ -425,7 +422,7 @@ class OptimizerConfig(_Section):
     """Probability mass that label smoothing spreads over the vocabulary (section 5.4)."""
     r_drop: float = 0.0
     """Weight of R-Drop (α of Liang et al. 2021, formula 4); above 0, each pair is computed twice
-    with different dropout, and the divergence of the two predictions is part of the loss."""
+    with different dropout."""
     accumulate: int = 1
     """Number of microbatches whose gradients are accumulated in a step, to save memory."""
     microbatch_tokens: int | None = _changeable(None)
@@ -565,14 +562,13 @@ class ExecutionConfig(_Section):
     """Kernel that computes soft, local-m and plain attention with dot-product scores in training:
     auto, reference, blockwise, xla, cudnn, pallas, or your own function, MODULE:FUNCTION."""
     deterministic: bool = _changeable(False)
-    """Whether GPUs compute the same bits in every run, perhaps more slowly: XLA then uses only
-    deterministic operations, and does not choose among its kernels by timing them."""
+    """Whether GPUs compute the same bits in every run, perhaps more slowly."""
     remat: Literal["none", "layers", "matmuls"] = _changeable("none")
     """What the backward pass computes again to save memory: nothing, all activations inside each
     layer (layers), or all but the results of matmuls (matmuls)."""
     peak_tflops: float | None = _changeable(None)
-    """Peak of one device in TFLOP/s, of which training reports the share that it uses (MFU); None:
-    the peak in bfloat16 of TPUs and GPUs that are known."""
+    """Peak of one device in TFLOP/s, for the utilization (MFU) that training reports; None: that of
+    known TPUs and GPUs in bfloat16."""
 
     def _validate(self) -> None:
         compiled = self.executor == "jit" or not self.deterministic
@@ -588,8 +584,8 @@ class MeshConfig(_Section):
     """Number of groups of devices that share the rows of a batch and hold copies of the model; -1:
     as many as there are devices for."""
     fsdp: int = _changeable(1)
-    """Number of devices that share the rows of a group, and over which its copy of the parameters
-    and the optimizer state is split (fully sharded data parallelism)."""
+    """Number of devices that share the rows of a group and split its parameters and optimizer state
+    (fully sharded data parallelism)."""
     tensor: int = _changeable(1)
     """Number of devices over which heads, d_ff and vocabulary are split (tensor parallelism)."""
 

@@ -1,4 +1,4 @@
-"""The error for mistakes of the user, and text that is safe to print."""
+"""The error that a user's mistake raises, and text that is safe to print."""
 
 import unicodedata
 

@@ -1,4 +1,4 @@
-"""Paths on disks and in object storage, files that are written whole or not at all, and JSON."""
+"""Paths on disks and in object storage, atomic writes, and JSON."""
 
 import functools
 import hashlib

@@ -1,1 +1,1 @@
-"""Pairs of ids, cached on disk, as batches of few shapes. NumPy arrays."""
+"""Batches of few shapes, as NumPy arrays, from pairs of ids that are cached on disk."""

@@ -1,1 +1,1 @@
-"""Devices: the mesh, what is split over it, compilation, and processes."""
+"""Devices: the mesh, sharding, compilation and processes."""
