@@ -29,7 +29,6 @@ MEASUREMENTS = {
     "devices": "compare a run on many meshes and processes",
     "faults": "kill, signal, fill and damage runs",
     "gpu": "test and measure on a GPU",
-    "layers": "compare stacked and separate layers",
     "million_lines": "translate a million lines and measure the memory",
     "real_sizes": "plan the recipes of IWSLT14 and WMT14",
     "remat": "measure policies of rematerialization",
