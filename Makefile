@@ -101,10 +101,6 @@ test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 $(PY) -m tools.bench_decode $(if $(DATA),--data $(DATA))
 endef
 
-define measure-devices
-XLA_FLAGS=--xla_force_host_platform_device_count=8 $(PY) -m tools.devices
-endef
-
 # In an environment of its own: with libtpu, JAX looks for a TPU whenever it starts.
 define measure-scaling
 test -x .venv-tpu/bin/python || $(PYTHON) -m venv .venv-tpu

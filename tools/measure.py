@@ -198,30 +198,21 @@ def million_lines(
     return {"lines": lines, "translated": count, "seconds": seconds, "peak_mib": peaks}
 
 
-RECIPES = (
-    "iwslt14_de_en",
-    "wmt14_en_de_base",
-    "wmt14_en_de_big",
-    "wmt14_en_fr_base",
-    "wmt14_en_fr_big",
-)
-
-
-def real_sizes(names: Sequence[str] = RECIPES, chips: int = 8, length: int = 64) -> dict[str, Any]:
-    """Plans the recipes for real sizes with sentences of `length` tokens; trains nothing.
+def real_sizes(chips: int = 8, length: int = 64) -> dict[str, Any]:
+    """Plans the recipes of IWSLT14 and WMT14 with sentences of `length` tokens; trains nothing.
 
     Operations are counted from the traced step, memory is estimated, and the hours are the
     operations over the peak of the chips.
     """
     recipes = {}
-    for name in names:
-        config = load_config_file(f"configs/{name}.py")
+    for path in sorted(Path("configs").glob("*14_*.py")):
+        config = load_config_file(str(path))
         vocabularies = config.tokenizer.vocabulary, config.tokenizer.vocabulary
         planner = Planner(config, vocabularies, chips)
         batch = Shape(config.data.batch_tokens // length, length, length)
         flops, steps = planner.flops(batch), config.train.steps
         assert steps is not None
-        recipes[name] = {
+        recipes[path.stem] = {
             "parameters": count_parameters(config.model, *vocabularies),
             "batch_tokens": config.data.batch_tokens,
             "steps": steps,

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -89,11 +90,8 @@ def _recorded(module: Any, name: str, wanted: Callable[[Stack], bool]) -> Iterat
             stacks.append(stack)
         return function(*arguments, **options)
 
-    setattr(module, name, record)
-    try:
+    with patch.object(module, name, record):
         yield stacks
-    finally:
-        setattr(module, name, function)
 
 
 def _tiny(folder: Path) -> Config:
@@ -113,7 +111,7 @@ def _tiny(folder: Path) -> Config:
 
 def ways() -> dict[str, Stack]:
     """Trains and translates. Returns the calls of each way by its name: "train", from `train` to
-    the scores; "model", the part from the model's `__call__` on; "translate", to the top k."""
+    the scores; "translate", to the top k."""
 
     def of_step(stack: Stack) -> bool:
         in_attention = any(call.startswith("attention/") for call in stack)
@@ -127,7 +125,6 @@ def ways() -> dict[str, Stack]:
             translator.translate(["The old book.", "The book."])
     begin_at = {
         "train": (scores[0], "training/trainer.py:train"),
-        "model": (scores[0], "models/transformer.py:Transformer.__call__"),
         "translate": (chosen[0], "decoding/translator.py:Translator.translate"),
     }
     return {name: stack[stack.index(first) :] for name, (stack, first) in begin_at.items()}
