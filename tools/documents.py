@@ -37,20 +37,6 @@ MEASUREMENTS = {
 }
 """What each result file holds that is not one of a study."""
 
-OTHER_FILES = {
-    "deploy/": "scripts for Slurm, Kubernetes and TPU pods, which restart training until its end",
-    "tests/": "a folder for each package, and fixtures",
-    "docs/": "the pages of the site: tutorial, how-to pages, the paper in the code, results",
-    "CONTRIBUTING.md": "the architecture, the rules of the code, and where to change what",
-    "notebooks/": "the tutorial, from one sentence to a change of the model, as notebooks",
-    "results/": "measured numbers and figures, each with the command that made it",
-    "tools/": "makes documents and pictures from code and results; the project's own measurements",
-    "Makefile": "every command of the project",
-    "pyproject.toml": "package, dependencies, settings of the tools",
-    "constraints.txt": "exact versions of all dependencies",
-    ".ci/run": "what every change must pass",
-}
-
 
 def parts() -> dict[str, str]:
     """Returns the text of every part, by name."""
@@ -104,7 +90,7 @@ def _field_rows(
 
 
 def tree() -> str:
-    """Returns the packages and the files beside them, each with what it is for."""
+    """Returns the configs, the packages and the modules beside them, each with what it is for."""
     configs = [path for path in sorted(Path("configs").glob("*.py")) if "14_" not in path.stem]
     packages = sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))
     modules = [path for path in sorted(PACKAGE.glob("*.py")) if path.name != "__init__.py"]
@@ -113,7 +99,6 @@ def tree() -> str:
     lines[f"{PACKAGE}/"] = first_line(PACKAGE / "__init__.py")
     lines |= {f"  {path.name}/": first_line(path / "__init__.py") for path in packages}
     lines |= {f"  {path.name}": first_line(path) for path in modules}
-    lines |= OTHER_FILES
     width = max(map(len, lines))
     return "```\n" + "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items()) + "\n```"
 
