@@ -10,7 +10,7 @@ PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 MATHJAX := mathjax@3.2.2
-MEASUREMENTS := attention decode devices faults layers million_lines real_sizes remat scaling windows
+MEASUREMENTS := attention decode devices faults million_lines real_sizes remat scaling windows
 
 .PHONY: help quickstart test test-newest check ci-long shape fingerprint multi30k study measure gpu readme pictures notebooks docs browser wheel clean
 
@@ -98,12 +98,7 @@ test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 .venv-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 .venv-peers/bin/python -m pip install --quiet --disable-pip-version-check \
   ctranslate2 transformers sentencepiece
-$(PY) -m tools.bench_decode --run runs/multi30k_first --peers .venv-peers/bin/python \
-  --data $(or $(DATA),../shared/data/multi30k)
-endef
-
-define measure-devices
-XLA_FLAGS=--xla_force_host_platform_device_count=8 $(PY) -m tools.devices
+$(PY) -m tools.bench_decode $(if $(DATA),--data $(DATA))
 endef
 
 # In an environment of its own: with libtpu, JAX looks for a TPU whenever it starts.

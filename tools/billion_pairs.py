@@ -1,61 +1,56 @@
 """Measures the loader on corpora of up to a billion pairs.
 
 The pairs of the largest corpora are computed from their index, so they need no disk; those of the
-corpus on the disk are text, which is tokenized into the cache.
+corpus on the disk are text, which is tokenized into the cache. Each corpus is loaded in a process
+of its own.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-import tracemalloc
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
+from functools import cached_property
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Int32
 
+from tools.common import peak_mib
 from transformer_jax.config import Config, DataConfig, TokenizerConfig
 from transformer_jax.data.buckets import Lengths
 from transformer_jax.data.dataset import Examples, Report, tokenize
-from transformer_jax.data.loader import Loaded, Loader
+from transformer_jax.data.loader import CHUNK, Loaded, Loader
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpus
 
+CONFIG = Config(data=DataConfig(shapes=4))
 BATCHES = 200
 VOCABULARY, LONGEST = 8000, 48
 PRIMES = (7, 61, 547, 1279, 2011, 2399, 2801)
 
 
 class Computed(Examples):
-    """Pairs whose ids are functions of their index."""
-
-    count: int
-
-    @classmethod
-    def of(cls, count: int) -> Computed:
-        """Returns `count` pairs of 2 to `LONGEST` tokens on each side."""
-        text = [("the small dog sees a house", "der kleine hund sieht ein haus")] * 9
-        tokenizers = tokenizer.train(text, TokenizerConfig(vocabulary=300))
-        pairs = cls(Ragged.of([]), Ragged.of([]), tokenizers, Report(count, 0, 0, 0))
-        object.__setattr__(pairs, "count", count)
-        widths = np.arange(LONGEST + 1)
-        lengths = Lengths(np.where(widths > 1, count // LONGEST, 0), np.stack([widths] * 2, axis=1))
-        object.__setattr__(pairs, "lengths", lengths)
-        return pairs
+    """Pairs of 2 to `LONGEST` tokens on each side, whose ids are functions of their index."""
 
     def __len__(self) -> int:
-        return self.count
+        return self.report.kept
 
-    def lengths_of(self, pairs: Int[np.ndarray, " Q"]) -> Int[np.ndarray, "Q 2"]:
+    @cached_property
+    def lengths(self) -> Lengths:
+        """Returns those of the first pairs, as samples of all."""
+        return Lengths.of(self.lengths_of(np.arange(CHUNK)))
+
+    def lengths_of(self, pairs: Int[np.ndarray, " Q"]) -> Int32[np.ndarray, "Q 2"]:
         """Returns lengths that are a hash of the index."""
         mixed = pairs.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        source = 2 + (mixed >> np.uint64(40)) % np.uint64(LONGEST - 1)
-        target = 2 + (mixed >> np.uint64(20)) % np.uint64(LONGEST - 1)
-        return np.stack([source, target], axis=1).astype(np.int32)
+        sides = [(mixed >> np.uint64(bits)) % np.uint64(LONGEST - 1) for bits in (40, 20)]
+        return 2 + np.stack(sides, axis=1).astype(np.int32)
 
     def take(self, pairs: Int[np.ndarray, " Q"]) -> Examples:
         """Returns pairs in each of which an id that depends on the index is repeated."""
@@ -65,19 +60,15 @@ class Computed(Examples):
 
 
 def billion_pairs(computed: Sequence[int], on_disk: int, folder: Path) -> list[dict[str, Any]]:
-    """Returns `measure` of corpora of these numbers of pairs; the one on the disk is in `folder`.
-
-    tokenize_s, open_s: seconds that it takes to open the text at first, and from the cache.
-    """
-    rows = [{"kind": "computed"} | measure(Computed.of(count)) for count in computed]
+    """Returns `measure` of corpora of these numbers of pairs; that on the disk is in `folder`."""
     path = folder / "pairs.tsv"
     write_text(path, on_disk)
-    began = time.monotonic()
-    load_text(path)
-    tokenized = time.monotonic()
-    examples = load_text(path)
-    times = {"tokenize_s": tokenized - began, "open_s": time.monotonic() - tokenized}
-    return [*rows, {"kind": "disk"} | times | measure(examples)]
+    load_text(path)  # into the cache
+    rows = []
+    for corpus in (*computed, path):
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            rows.append(pool.submit(measure, corpus).result())
+    return rows
 
 
 def write_text(path: Path, count: int) -> None:
@@ -92,48 +83,52 @@ def write_text(path: Path, count: int) -> None:
 def load_text(path: Path) -> Examples:
     """Returns the pairs of a corpus, tokenized into a cache beside it."""
     corpus = Corpus(str(path))
-    first = itertools.islice(corpus.pairs(), 100_000)
+    first = itertools.islice(corpus.pairs(), 10_000)
     tokenizers = tokenizer.train(first, TokenizerConfig(vocabulary=2000))
     config = DataConfig(cache=str(path.parent / "cache"))
     return tokenize([corpus], tokenizers, config, max_length=256, filters=True)
 
 
-def measure(examples: Examples) -> dict[str, Any]:
+def compute(count: int) -> Examples:
+    """Returns `count` computed pairs."""
+    text = [("the small dog sees a house", "der kleine hund sieht ein haus")] * 9
+    tokenizers = tokenizer.train(text, TokenizerConfig(vocabulary=300))
+    return Computed(Ragged.of([]), Ragged.of([]), tokenizers, Report(count, 0, 0, 0))
+
+
+def measure(corpus: int | Path) -> dict[str, Any]:
     """Returns what it takes to load batches from the start and from the middle of an epoch.
 
-    - peak_mib: memory of Python and NumPy, without files that are mapped into memory, whose pages
-      the system takes back when it likes.
+    - corpus: the number of computed pairs, or the file of the pairs on the disk.
+    - peak_mib: how much the peak of this process's resident memory has grown.
     - resumed: whether batches after a position are those of an epoch that went through it.
     """
-    config = Config(data=DataConfig(shapes=4))
-    began = time.monotonic()
-    loader = Loader(examples, config)
-    [first] = _take(loader, 0, 1)
-    first_s = time.monotonic() - began
-    began = time.monotonic()
-    _take(loader, first.after, BATCHES)
-    batch_ms = (time.monotonic() - began) * 1e3 / BATCHES
-    middle = loader.chunks // 2 << 20
-    began = time.monotonic()
-    whole = _take(Loader(examples, config), middle, BATCHES)
-    middle_s = time.monotonic() - began
-    tracemalloc.start()  # which takes time, too
-    again = _take(Loader(examples, config), whole[9].after, BATCHES - 10)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    on_disk = isinstance(corpus, Path)
+    examples, before = load_text(corpus) if on_disk else compute(corpus), peak_mib()
+    middle = Loader(examples, CONFIG).chunks // 2 << 20
+    first_s, others_s, _ = load(examples, 0, 1 + BATCHES)
+    *middle_s, whole = load(examples, middle, BATCHES)
+    *_, again = load(examples, whole[9].after, BATCHES - 10)
     return {
+        "kind": "on the disk" if on_disk else "computed",
         "pairs": len(examples),
-        "peak_mib": peak / 2**20,
+        "peak_mib": peak_mib() - before,
         "first_batch_s": first_s,
-        "batch_ms": batch_ms,
-        "middle_s": middle_s,
+        "batch_ms": others_s * 1e3 / BATCHES,
+        "middle_s": sum(middle_s),
         "resumed": all(map(_same, whole[10:], again)),
     }
 
 
-def _take(loader: Loader, position: int, count: int) -> list[Loaded]:
-    with closing(loader.batches(position)) as batches:
-        return list(itertools.islice(batches, count))
+def load(examples: Examples, position: int, count: int) -> tuple[float, float, list[Loaded]]:
+    """Returns the seconds that a new loader takes for the first batch from a position on, those for
+    the others, and all of them."""
+    began = time.monotonic()
+    with closing(Loader(examples, CONFIG).batches(position)) as batches:
+        loaded = [next(batches)]
+        first = time.monotonic()
+        loaded += itertools.islice(batches, count - 1)
+    return first - began, time.monotonic() - first, loaded
 
 
 def _same(one: Loaded, other: Loaded) -> bool:

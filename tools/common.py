@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -21,6 +22,12 @@ def gradient_errors(actual: Params, wanted: Params) -> Params:
         return float(difference / max(np.linalg.norm(b), 1e-3 * whole))
 
     return jax.tree.map(error, actual, wanted)
+
+
+def peak_mib(process: int | str = "self") -> float:
+    """Returns the peak of the resident memory of a process until now, from /proc."""
+    status = Path(f"/proc/{process}/status").read_text("utf-8")
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1024
 
 
 def config_file(config: Config, path: Path) -> Path:

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import partial
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,17 +68,15 @@ def damage_campaign(
     """
     intact = replace(run.load(folder), config=run.load_config(folder))
     setup = prepare(intact.config, intact.tokenizers)
-    rows = list[dict[str, str]]()
-
-    @cache
-    def stored(step: int) -> Any:
-        folder = intact.checkpoints
-        return array_digests(folder, step), checkpoint.progress(folder, step)
-
+    checkpoints, rows = intact.checkpoints, list[dict[str, str]]()
+    stored = {
+        step: (array_digests(checkpoints, step), checkpoint.progress(checkpoints, step))
+        for step in checkpoint.steps(checkpoints)
+    }
     for damage in choose([*_damages(intact, setup, random.Random(seed))]):
         with tempfile.TemporaryDirectory() as temporary:
             copy = Path(shutil.copytree(folder, Path(temporary) / "run"))
-            for step in checkpoint.steps(intact.checkpoints):
+            for step in stored:
                 if step > damage.step:
                     shutil.rmtree(copy / "checkpoints" / f"{step:08d}")
             damage.cause(copy)
@@ -181,7 +179,7 @@ def _name(path: Any) -> str:
 
 
 def _outcome(
-    damage: Damage, copy: Path, intact: Run, setup: Setup, stored: Callable[[int], Any]
+    damage: Damage, copy: Path, intact: Run, setup: Setup, stored: dict[int, Any]
 ) -> tuple[str, str]:
     """Returns what continuing a damaged copy does, and what it says."""
     before = contents(copy)
@@ -199,12 +197,12 @@ def _outcome(
     finally:
         logger.removeHandler(handler)
     text = "; ".join(record.getMessage() for record in handler.buffer)
-    named, steps = _is_named(damage, text), checkpoint.steps(intact.checkpoints)
-    if step == 0 or values != stored(step) or not same_run:
+    named = _is_named(damage, text)
+    if step == 0 or values != stored[step] or not same_run:
         return "warned, but other values" if text else "other values", text
     if step == damage.step:
         return "named" if named else "harmless", text
-    if step != max(step for step in steps if step < damage.step):
+    if step != max(older for older in stored if older < damage.step):
         return "stepped back too far", text
     return "stepped back" if named else "stepped back unsaid", text
 

@@ -1,9 +1,10 @@
 """Decodes with CTranslate2 or Hugging Face for `tools.bench_decode`, in an environment of its own.
 
-    python tools/decode_peers.py ctranslate2|hf DATA.json [OPTION=VALUE ...]
+    python tools/decode_peers.py PEER DATA.json
 
-reads calls of the peer's methods from standard input and writes what they return, and the seconds
-that they take, to standard output; both are lines of JSON. Needs none of this project's packages.
+PEER is one of `PEERS`, and DATA.json what `prepare` there has written. It reads calls of the peer's
+methods from standard input and writes what they return, and the seconds that they take, to standard
+output; both are lines of JSON. Needs none of this project's packages.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -32,18 +34,16 @@ def batches(rows: Sequence[Any], size: int) -> Iterator[tuple[Sequence[Any], int
 
 
 class CTranslate2:
-    """A converted model. workers: batches that are translated at a time, by two threads in all."""
+    """Converted models. workers: batches that are translated at a time, by two threads in all."""
 
-    def __init__(self, data: dict[str, Any], model: str, workers: str) -> None:
-        self._translator = import_module("ctranslate2").Translator(
-            model,
-            device="cpu",
-            compute_type="float32",
-            inter_threads=int(workers),
-            intra_threads=2 // int(workers),
+    def __init__(self, data: dict[str, Any], workers: int = 1) -> None:
+        library, processor = import_module("ctranslate2"), import_module("sentencepiece")
+        options = {"inter_threads": workers, "intra_threads": 2 // workers}
+        self._random, self._trained = (
+            library.Translator(data[name], compute_type="float32", **options).translate_batch
+            for name in ("random", "trained")
         )
-        processor = import_module("sentencepiece").SentencePieceProcessor
-        self._tokenizer = processor(model_file=data["tokenizer"])
+        self._tokenizer = processor.SentencePieceProcessor(model_file=data["tokenizer"])
         self._data = data
 
     def version(self) -> str:
@@ -54,7 +54,8 @@ class CTranslate2:
         """Searches for outputs of given lengths."""
         pending: list[Any] = []
         for rows, length in batches(self._data["pieces"], batch):
-            pending += self._submit(rows, beam, length, min_decoding_length=length)
+            limits = {"max_decoding_length": length, "min_decoding_length": length}
+            pending += self._random(rows, beam_size=beam, asynchronous=True, **limits)
         for result in pending:
             result.result()
 
@@ -65,17 +66,13 @@ class CTranslate2:
         pending: list[Any] = []
         for start in range(0, len(order), batch):
             members = [rows[i] for i in order[start : start + batch]]
+            search = {"beam_size": beam, "length_penalty": 1.0, "asynchronous": True}
             most = 2 * (len(members[-1]) + 1) + 10
-            pending += self._submit(members, beam, most, length_penalty=1.0)
+            pending += self._trained(members, max_decoding_length=most, **search)
         outputs = [""] * len(rows)
         for i, result in zip(order, pending, strict=True):
             outputs[i] = self._tokenizer.decode(result.result().hypotheses[0])
         return outputs
-
-    def _submit(self, rows: Any, beam: int, most: int, **options: Any) -> list[Any]:
-        return self._translator.translate_batch(
-            rows, beam_size=beam, max_decoding_length=most, asynchronous=True, **options
-        )
 
 
 class HuggingFace:
@@ -124,27 +121,17 @@ class HuggingFace:
                     max_new_tokens=length,
                 )
 
-    def matmuls(self, shapes: Sequence[Sequence[int]], tries: int) -> list[float]:
-        """Returns the least seconds of each product [B, M, K] x [B, K, N]."""
-        least = []
-        for b, m, k, n in shapes:
-            left, right = self._torch.randn(b, m, k), self._torch.randn(b, k, n)
-            times = []
-            for _ in range(tries):
-                began = time.perf_counter()
-                self._torch.matmul(left, right)
-                times.append(time.perf_counter() - began)
-            least.append(min(times))
-        return least
+
+PEERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "ctranslate2": CTranslate2,
+    "ctranslate2_workers": partial(CTranslate2, workers=2),
+    "hf_generate": HuggingFace,
+}
 
 
-PEERS = {"ctranslate2": CTranslate2, "hf": HuggingFace}
-
-
-def main(name: str, data: str, *options: str) -> None:
+def main(name: str, data: str) -> None:
     """Answers the calls for one peer."""
-    given = dict(option.split("=", 1) for option in options)
-    peer = PEERS[name](json.loads(Path(data).read_text("utf-8")), **given)
+    peer = PEERS[name](json.loads(Path(data).read_text("utf-8")))
     for line in sys.stdin:
         method, arguments = json.loads(line)
         began = time.perf_counter()

@@ -2,21 +2,17 @@
 
     python -m tools.devices
 
-Compares losses and gradients on meshes of eight emulated host devices; continues a run, saved on
-eight devices, on other numbers of devices and processes, and compares the pairs that they train on
-and their losses; and kills one of two processes. Takes ten minutes on two cores.
+Compares losses and gradients on meshes of eight emulated host devices; and continues a run, saved
+on eight devices, on other numbers of devices and processes, and compares the pairs that they train
+on and their losses. Takes ten minutes on two cores.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
-import random
 import shutil
-import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -29,7 +25,7 @@ from jax.sharding import Mesh
 
 from configs.quickstart import get_config
 from tools.common import config_file, gradient_errors
-from tools.processes import Fault, children, finish, start, wait_for
+from tools.processes import Fault, finish, start
 from transformer_jax.benchmark import results
 from transformer_jax.config import (
     Config,
@@ -54,6 +50,7 @@ FOLDER = Path("runs/devices")
 DEVICES, SAVED, STEPS = 8, 20, 40
 """Devices of the first run, the step at which it is continued on others, and its last step."""
 
+VOCABULARY = 320
 LIMIT = 1e-5
 """The largest relative error of losses and gradients."""
 
@@ -61,14 +58,14 @@ OPTIMIZER = OptimizerConfig(schedule="inverse_sqrt", learning_rate=0.001, warmup
 """At larger learning rates, steps amplify the rounding of sums in another order: at 0.003, reached
 after 20 steps, losses differ by up to 5e-4 after another 20."""
 
-MESHES: dict[str, dict[str, Any]] = {
-    "data 8": {"mesh": MeshConfig(data=8)},
-    "fsdp 8": {"mesh": MeshConfig(data=1, fsdp=8)},
-    "data 2 x fsdp 2 x tensor 2": {"mesh": MeshConfig(data=2, fsdp=2, tensor=2)},
-    "pmap 8": {"mesh": MeshConfig(data=8), "execution": ExecutionConfig(executor="pmap")},
-    "1 device, 4 microbatches": {"optimizer": replace(OPTIMIZER, accumulate=4)},
+MESHES: dict[str, tuple[int, dict[str, Any]]] = {
+    "data 8": (8, {"mesh": MeshConfig(data=8)}),
+    "fsdp 8": (8, {"mesh": MeshConfig(fsdp=8)}),
+    "data 2 x fsdp 2 x tensor 2": (8, {"mesh": MeshConfig(data=2, fsdp=2, tensor=2)}),
+    "pmap 8": (8, {"mesh": MeshConfig(), "execution": ExecutionConfig(executor="pmap")}),
+    "1 device, 4 microbatches": (1, {"optimizer": replace(OPTIMIZER, accumulate=4)}),
 }
-"""Changes of the config of one device."""
+"""Numbers of devices, and changes of the config of one device."""
 
 CHANGES = {
     "1 device": (1, 1, []),
@@ -82,23 +79,18 @@ CHANGES = {
 """Devices of a process, processes, and options with which the run is continued."""
 
 
-def make_config(folder: Path) -> Config:
-    """Returns a small config with dropout, on pairs of words in reverse that differ in sources.
+def make_config() -> Config:
+    """Returns a small config with dropout.
 
     With ReLU, a hidden unit that is 0 but for rounding may be on in one program and off in another,
     and gradients differ by more.
     """
-    draw, words = random.Random(0), ["red", "green", "blue", "small", "old", "new", "big", "hot"]
-    sources = sorted({" ".join(draw.choices(words, k=draw.randint(2, 9))) for _ in range(3000)})
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [f"{source}\t{' '.join(reversed(source.split()))}\n" for source in sources]
-    (folder / "pairs.tsv").write_text("".join(lines), "utf-8")
     config = get_config()
     return replace(
         config,
         model=replace(config.model, norm="post", activation="gelu"),
-        tokenizer=TokenizerConfig(vocabulary=320),
-        data=DataConfig(train=(str(folder / "pairs.tsv"),), dev=(), batch_tokens=1024, shapes=2),
+        tokenizer=TokenizerConfig(vocabulary=VOCABULARY),
+        data=DataConfig(train=("grammar",), dev=(), batch_tokens=1024, shapes=2),
         optimizer=OPTIMIZER,
         train=TrainConfig(steps=STEPS, save_every=SAVED, log_every=1, evaluate_every=1000),
     )
@@ -110,35 +102,34 @@ def compare_meshes(config: Config) -> dict[str, Any]:
     model = replace(config.model, dropout=0.0)
     config = replace(config, model=model, mesh=MeshConfig(data=1))
     one = make_mesh(config.mesh, jax.devices()[:1])
-    alone = prepare_step(config, (320, 320), one)
+    alone = prepare_step(config, (VOCABULARY, VOCABULARY), one)
     batch, *batches = _batches(1 + config.optimizer.warmup)
     key = jax.random.key(0)
-    first = jax.jit(alone.init)(key)
-    update, trained = jax.jit(alone.update), first
+    first = trained = jax.jit(alone.init)(key)
+    update = jax.jit(alone.update)
     for other in batches:
         trained, _ = update(trained, other, key)
-    found: dict[str, Any] = {}
+    meshes: dict[str, Any] = {name: {} for name in MESHES}
     for when, state in {"first step": first, "after warm-up": trained}.items():
         params = jax.tree.map(np.asarray, state.params)
         wanted, loss = _gradient(alone, one, params, batch)
-        for name, changes in MESHES.items():
+        for name, (devices, changes) in MESHES.items():
             changed = replace(config, **changes)
-            sizes = changed.mesh.data, changed.mesh.fsdp, changed.mesh.tensor
-            used = make_mesh(changed.mesh, jax.devices()[: math.prod(sizes)])
-            setup = prepare_step(changed, (320, 320), used)
-            gradient, other = _gradient(setup, used, params, batch)
-            found.setdefault(name, {})[when] = {
+            mesh = make_mesh(changed.mesh, jax.devices()[:devices])
+            setup = prepare_step(changed, (VOCABULARY, VOCABULARY), mesh)
+            gradient, other = _gradient(setup, mesh, params, batch)
+            meshes[name][when] = {
                 "loss": abs(other / loss - 1),
                 "gradient": max(jax.tree.leaves(gradient_errors(gradient, wanted))),
             }
-    return found
+    return meshes
 
 
 def _batches(count: int) -> Iterator[Batch]:
     """Yields batches of 32 random sentences of 24 words, which are their own translations."""
     draw = np.random.default_rng(0)
     for _ in range(count):
-        source = draw.integers(EOS + 1, 320, (32, 24)).astype(np.int32)
+        source = draw.integers(EOS + 1, VOCABULARY, (32, 24), np.int32)
         yield Batch(source, np.roll(source, 1, axis=1), source)
 
 
@@ -161,9 +152,8 @@ def train(
     path, record = config_file(config, run.with_suffix(".py")), run.with_suffix(".rows")
     arguments = ["train", f"--config={path}", f"--run={run}", *options]
     arguments += [f"--processes={processes}"] if processes > 1 else []
-    status, error = finish(
-        start(*arguments, fault=Fault(record=str(record)), environment=emulated(devices))
-    )
+    training = start(*arguments, fault=Fault(record=str(record)), environment=emulated(devices))
+    status, error = finish(training)
     if status:
         raise RuntimeError(error)
     files = [Path(f"{record}.{process}") for process in range(processes)]
@@ -173,26 +163,17 @@ def train(
 
 def emulated(devices: int) -> dict[str, str]:
     """Returns the changes of the environment that give a process this number of devices."""
-    return {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-    }
+    flag = f"--xla_force_host_platform_device_count={devices}"
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flag}
 
 
-def loss_error(run: Path, other: Path, first: int = 1) -> float:
-    """Returns the largest relative error of the training losses of steps from `first` on."""
-    ours, theirs = (
-        [r["loss"] for r in read_metrics(each / "metrics.jsonl") if r["kind"] == "train"]
-        for each in (run, other)
-    )
-    return max(
-        abs(a / b - 1) for a, b in zip(ours[first - 1 : STEPS], theirs[first - 1 :], strict=True)
-    )
+def losses(run: Path) -> np.ndarray:
+    """Returns the training losses of the steps after `SAVED`."""
+    records = read_metrics(run / "metrics.jsonl")
+    return np.array([r["loss"] for r in records if r["kind"] == "train" and r["step"] > SAVED])
 
 
-def compare_changes(
-    config: Config, folder: Path, names: Sequence[str] = tuple(CHANGES)
-) -> dict[str, Any]:
+def compare_changes(config: Config, folder: Path) -> dict[str, Any]:
     """Returns how a run goes on with other devices and processes, by what has changed.
 
     `loss` is the largest relative error over the steps after the change.
@@ -201,35 +182,17 @@ def compare_changes(
     consumed = train(config, whole, DEVICES, 1, [])
     shorter = replace(config, train=replace(config.train, steps=SAVED))
     before = train(shorter, saved, DEVICES, 1, [])
-    found: dict[str, Any] = {}
-    for name in names:
-        continued = folder / name.replace(" ", "_").replace(",", "")
-        shutil.copytree(saved, continued)
-        after = train(config, continued, *CHANGES[name])
-        found[name] = {
+    changes = {}
+    for number, (name, change) in enumerate(CHANGES.items()):
+        continued = Path(shutil.copytree(saved, folder / f"continued_{number}"))
+        after = train(config, continued, *change)
+        changes[name] = {
             "steps": len(after),
             "pairs": sum(map(Counter.total, after)),
             "same_pairs": before + after == consumed,
-            "loss": loss_error(continued, whole, SAVED + 1),
+            "loss": float(np.max(np.abs(losses(continued) / losses(whole) - 1))),
         }
-    return found
-
-
-def kill_a_process(config: Config, folder: Path) -> dict[str, Any]:
-    """Kills one of two processes. Returns how they end, and how the run goes on afterwards.
-
-    folder: holds the run `whole` of `compare_changes`.
-    """
-    run = folder / "killed"
-    arguments = [f"--config={folder / 'whole.py'}", f"--run={run}", "--config.train.steps=100000"]
-    launcher = start("train", "--processes=2", *arguments, environment=emulated(2))
-    wait_for(run / f"checkpoints/{SAVED:08}", launcher)
-    os.kill(children(launcher)[1], signal.SIGKILL)
-    began = time.monotonic()
-    status, error = finish(launcher)
-    found = {"seconds": time.monotonic() - began, "status": status}
-    train(config, run, 2, 2, [])
-    return found | {"message": error.splitlines()[-1], "loss": loss_error(run, folder / "whole")}
+    return changes
 
 
 def main() -> None:
@@ -237,16 +200,15 @@ def main() -> None:
     shutil.rmtree(FOLDER, ignore_errors=True)
     os.environ.update(emulated(DEVICES))
     jax.config.update("jax_platforms", "cpu")
-    config = make_config(FOLDER)
-    found = {"meshes": compare_meshes(config), "changes": compare_changes(config, FOLDER)}
-    found["death of a process"] = kill_a_process(config, FOLDER)
-    about = {"model": to_json(config)["model"], "saved_at": SAVED, "steps": STEPS}
-    print(results.write("devices", "make measure NAME=devices", about | found))
-    errors = [found["death of a process"]["loss"]]
-    errors += [e for at in found["meshes"].values() for each in at.values() for e in each.values()]
-    errors += [change["loss"] for change in found["changes"].values()]
-    if max(errors) > LIMIT or not all(each["same_pairs"] for each in found["changes"].values()):
-        sys.exit(f"above {LIMIT}, or other pairs: {found}")
+    FOLDER.mkdir(parents=True)
+    config = make_config()
+    meshes, changes = compare_meshes(config), compare_changes(config, FOLDER)
+    errors = [e for at in meshes.values() for each in at.values() for e in each.values()]
+    errors += [change["loss"] for change in changes.values()]
+    if max(errors) > LIMIT or not all(change["same_pairs"] for change in changes.values()):
+        sys.exit(f"above {LIMIT}, or other pairs: {meshes}, {changes}")
+    measured = {"config": to_json(config), "meshes": meshes, "changes": changes}
+    print(results.write("devices", "make measure NAME=devices", measured))
 
 
 if __name__ == "__main__":

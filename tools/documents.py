@@ -29,7 +29,6 @@ MEASUREMENTS = {
     "devices": "compare a run on many meshes and processes",
     "faults": "kill, signal, fill and damage runs",
     "gpu": "test and measure on a GPU",
-    "layers": "compare stacked and separate layers",
     "million_lines": "translate a million lines and measure the memory",
     "real_sizes": "plan the recipes of IWSLT14 and WMT14",
     "remat": "measure policies of rematerialization",
@@ -37,20 +36,6 @@ MEASUREMENTS = {
     "windows": "measure the cost of local attention",
 }
 """What each result file holds that is not one of a study."""
-
-OTHER_FILES = {
-    "deploy/": "scripts for Slurm, Kubernetes and TPU pods",
-    "tests/": "a folder for each package",
-    "docs/": "the pages of the site",
-    "CONTRIBUTING.md": "the architecture, the rules, and where to change what",
-    "notebooks/": "the tutorial",
-    "results/": "measured numbers and figures",
-    "tools/": "studies and measurements, and what makes the documents",
-    "Makefile": "every command of the project",
-    "pyproject.toml": "package, dependencies, settings of the tools",
-    "constraints.txt": "exact versions of all dependencies",
-    ".ci/run": "what every change must pass",
-}
 
 
 def parts() -> dict[str, str]:
@@ -110,7 +95,7 @@ def _field_rows(
 
 
 def tree() -> str:
-    """Returns the packages and the files beside them, each with what it is for."""
+    """Returns the configs, the packages and the modules beside them, each with what it is for."""
     configs = [path for path in sorted(Path("configs").glob("*.py")) if "14_" not in path.stem]
     packages = sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))
     modules = [path for path in sorted(PACKAGE.glob("*.py")) if path.name != "__init__.py"]
@@ -119,7 +104,6 @@ def tree() -> str:
     lines[f"{PACKAGE}/"] = first_line(PACKAGE / "__init__.py")
     lines |= {f"  {path.name}/": first_line(path / "__init__.py") for path in packages}
     lines |= {f"  {path.name}": first_line(path) for path in modules}
-    lines |= OTHER_FILES
     width = max(map(len, lines))
     return "```\n" + "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items()) + "\n```"
 

@@ -8,38 +8,33 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import jax
 import numpy as np
 
+from tools.study import changed
 from transformer_jax import Config, load_config_file, train
 from transformer_jax.allocator import restart_with_allocator
 
-STEPS = 40
-
-
-def configs() -> Iterator[tuple[str, Config]]:
-    """The quickstart, and the quickstart with packing, subword sampling and accumulation."""
-    base = load_config_file("configs/quickstart.py")
-    length = replace(base.train, steps=STEPS, evaluate_every=STEPS, save_every=STEPS)
-    base = replace(base, train=length, data=replace(base.data, dev=()))
-    yield "quickstart", base
-    yield (
-        "packed, sampled, accumulated",
-        replace(
-            base,
-            tokenizer=replace(base.tokenizer, sampling=0.1),
-            data=replace(base.data, packing=True, packed_length=64),
-            optimizer=replace(base.optimizer, accumulate=2),
-        ),
-    )
+SHORT = {
+    **dict.fromkeys(("train.steps", "train.evaluate_every", "train.save_every"), 40),
+    "data.dev": [],
+}
+CHANGES = {
+    "quickstart": {},
+    "packed, sampled, accumulated": {
+        "tokenizer.sampling": 0.1,
+        "data.packing": True,
+        "data.packed_length": 64,
+        "optimizer.accumulate": 2,
+    },
+}
+"""Changes of the quickstart's config."""
 
 
 def fingerprint(config: Config) -> str:
-    """SHA-256 of the bytes of the trained parameters, in the order of their paths."""
+    """Returns the SHA-256 of the bytes of the trained parameters, in the order of their paths."""
     with tempfile.TemporaryDirectory() as folder:
         params = train(config, Path(folder) / "run").params()
     total = hashlib.sha256()
@@ -50,5 +45,6 @@ def fingerprint(config: Config) -> str:
 
 if __name__ == "__main__":
     restart_with_allocator()
-    for name, config in configs():
-        print(f"{fingerprint(config)}  {name}", flush=True)
+    quickstart = load_config_file("configs/quickstart.py")
+    for name, changes in CHANGES.items():
+        print(f"{fingerprint(changed(quickstart, SHORT | changes))}  {name}", flush=True)

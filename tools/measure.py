@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import re
 import subprocess
 import sys
 import tempfile
@@ -22,39 +21,26 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.tree_util import Partial
 
+from tools.common import peak_mib
 from tools.scaling import CHIP
 from transformer_jax import load_config_file, train
 from transformer_jax.allocator import restart_with_allocator
-from transformer_jax.attention import Context, Mask, attend, padding_mask, scores
+from transformer_jax.attention import Mask, attend, scores
 from transformer_jax.attention.gathered import local_p_gathered
 from transformer_jax.benchmark import results
 from transformer_jax.benchmark.timing import time_in_turns, timer
-from transformer_jax.config import SMALL, TINY, Config, ExecutionConfig, MeshConfig, ModelConfig
+from transformer_jax.config import SMALL, Config, ExecutionConfig, ModelConfig
 from transformer_jax.data.buckets import Shape
 from transformer_jax.files import AnyPath
 from transformer_jax.flops import count_flops
-from transformer_jax.models.layers import DecoderLayer, EncoderLayer
 from transformer_jax.models.make import count_parameters
-from transformer_jax.models.transformer import Transformer
-from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.devices import ACCELERATORS
-from transformer_jax.parallel.mesh import make_mesh
 from transformer_jax.special_ids import EOS
 from transformer_jax.text.corpus import Corpus
-from transformer_jax.training.losses import token_loss
 from transformer_jax.training.planning import Planner
-from transformer_jax.training.step import (
-    Averages,
-    LossFn,
-    LossSums,
-    init_state,
-    loss_fn,
-    train_step,
-)
-from transformer_jax.types import Batch, Key, Params
+from transformer_jax.types import Batch
 
 MIB = 2**20
 
@@ -91,76 +77,6 @@ def time_steps(
     for name, seconds in time_in_turns(calls, samples, max_seconds).items():
         measured[name]["step_ms"] = seconds.median * 1e3
     return measured
-
-
-LAYERED = {"tiny": (TINY, 4000, Shape(256, 16, 16)), "small": (SMALL, 8000, Shape(128, 32, 32))}
-"""Models, their vocabularies, and the shapes of their batches."""
-
-
-def layers(
-    models: Mapping[str, tuple[ModelConfig, int, Shape]] = LAYERED, samples: int = 11
-) -> dict[str, Any]:
-    """Compares layers stored one by one with layers stacked as [L, ...], run by `lax.scan`."""
-    mesh, optimizer = make_mesh(MeshConfig(), jax.devices()[:1]), optax.adam(1e-3)
-    presets = {}
-    for name, (config, vocabulary, shape) in models.items():
-        model, batch = Transformer(config, vocabulary, vocabulary), random_batch(shape, vocabulary)
-        params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
-        losses = {
-            "separate": (loss_fn(model, 0.1), params),
-            "stacked": (stacked_loss(model), stack(params)),
-        }
-        steps = {}
-        for way, (loss, first) in losses.items():
-            update = partial(train_step, loss=loss, optimizer=optimizer)
-            steps[way] = compile_step(update, mesh), init_state(first, optimizer)
-        sizes = {"rows": shape.rows, "length": shape.source, "vocabulary": vocabulary}
-        presets[name] = time_steps(steps, batch, samples) | sizes
-    return {"presets": presets}
-
-
-def stack(params: Params) -> Params:
-    """Returns the same parameters with each stack's layers as one tree of [L, ...] arrays."""
-
-    def stacked(side: Params) -> Params:
-        each = [side[f"layers_{i}"] for i in range(len(side))]
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
-
-    return params | {side: stacked(params[side]) for side in ("encoder", "decoder")}
-
-
-def stacked_loss(model: Transformer, smoothing: float = 0.1) -> LossFn:
-    """Returns the `loss_fn` of a post-norm model, for parameters with stacked layers."""
-    encoder_layer, decoder_layer = EncoderLayer(model.config), DecoderLayer(model.config)
-    depths = model.config.depths
-
-    def loss(params: Params, batch: Batch, key: Key | None, averages: Averages) -> Any:
-        assert key is not None
-        rest = {"params": {"target_embedding": params["target_embedding"]}}
-        source, target = Context(padding_mask(batch.source)), Context(Mask(causal=True))
-        keys = jax.random.split(key, 4)
-
-        def embed(ids: Any, key: Key) -> Any:
-            return model.apply(rest, method=lambda m: m.target_embedding(ids, None, key))
-
-        def encode(x: Any, layer: tuple[Params, Key]) -> Any:
-            return encoder_layer.apply({"params": layer[0]}, x, source, layer[1])
-
-        def decode(x: Any, layer: tuple[Params, Key]) -> Any:
-            def run(m: DecoderLayer) -> Any:
-                return m(x, target, m.cross_attention.project(memory), source, layer[1])
-
-            return decoder_layer.apply({"params": layer[0]}, method=run)
-
-        inputs = params["encoder"], jax.random.split(keys[1], depths[0])
-        memory, _ = jax.lax.scan(encode, embed(batch.source, keys[0]), inputs)
-        inputs = params["decoder"], jax.random.split(keys[3], depths[1])
-        x, _ = jax.lax.scan(decode, embed(batch.target_in, keys[2]), inputs)
-        logits: Any = model.apply(rest, x, method="logits")
-        total, count = token_loss(logits, jnp.asarray(batch.target_out), smoothing)
-        return total, LossSums(count, {})
-
-    return loss
 
 
 def remat(
@@ -275,39 +191,28 @@ def million_lines(
             assert process.stdout is not None
             for count, _ in enumerate(process.stdout, start=1):
                 if count in looks:
-                    status = Path(f"/proc/{process.pid}/status").read_text("utf-8")
-                    (kib,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
-                    peaks[str(count)] = int(kib) / 1024
+                    peaks[str(count)] = peak_mib(process.pid)
     if process.returncode:
         raise RuntimeError(f"translate ended with status {process.returncode}")
     seconds = time.monotonic() - began
     return {"lines": lines, "translated": count, "seconds": seconds, "peak_mib": peaks}
 
 
-RECIPES = (
-    "iwslt14_de_en",
-    "wmt14_en_de_base",
-    "wmt14_en_de_big",
-    "wmt14_en_fr_base",
-    "wmt14_en_fr_big",
-)
-
-
-def real_sizes(names: Sequence[str] = RECIPES, chips: int = 8, length: int = 64) -> dict[str, Any]:
-    """Plans the recipes for real sizes with sentences of `length` tokens; trains nothing.
+def real_sizes(chips: int = 8, length: int = 64) -> dict[str, Any]:
+    """Plans the recipes of IWSLT14 and WMT14 with sentences of `length` tokens; trains nothing.
 
     Operations are counted from the traced step, memory is estimated, and the hours are the
     operations over the peak of the chips.
     """
     recipes = {}
-    for name in names:
-        config = load_config_file(f"configs/{name}.py")
+    for path in sorted(Path("configs").glob("*14_*.py")):
+        config = load_config_file(str(path))
         vocabularies = config.tokenizer.vocabulary, config.tokenizer.vocabulary
         planner = Planner(config, vocabularies, chips)
         batch = Shape(config.data.batch_tokens // length, length, length)
         flops, steps = planner.flops(batch), config.train.steps
         assert steps is not None
-        recipes[name] = {
+        recipes[path.stem] = {
             "parameters": count_parameters(config.model, *vocabularies),
             "batch_tokens": config.data.batch_tokens,
             "steps": steps,
@@ -321,7 +226,7 @@ def real_sizes(names: Sequence[str] = RECIPES, chips: int = 8, length: int = 64)
 
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
-    case.__name__: case for case in (layers, remat, windows, million_lines, real_sizes)
+    case.__name__: case for case in (remat, windows, million_lines, real_sizes)
 }
 
 

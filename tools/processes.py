@@ -18,13 +18,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.cli import launch
@@ -32,11 +29,10 @@ from transformer_jax.cli.main import main as command_line
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.special_ids import PAD
-from transformer_jax.training import setup, trainer
-from transformer_jax.training.setup import StepSetup, loss_fn
-from transformer_jax.training.step import Averages, LossFn
+from transformer_jax.training import trainer
+from transformer_jax.training.setup import StepSetup
 from transformer_jax.training.validation import DevScores
-from transformer_jax.types import Batch, Params
+from transformer_jax.types import Batch
 
 PHASES: dict[str, tuple[Any, str]] = {
     "training": (StepSetup, "compile_update"),  # the function that it returns, at each step
@@ -74,8 +70,6 @@ class Fault:
     limit: int | None = None  # largest size of a file from now on, in bytes
     read_only: str = ""  # folder that becomes read-only, relative to the run
     compiles: bool = False  # from the start, without the programs that others have compiled
-    poison: str = ""  # from the start, "loss NaN", "loss infinite" or "gradient NaN"
-    every: int = 1  # about one batch in how many is poisoned
     record: str = ""  # from the start, name of files for the rows that devices are given
 
 
@@ -175,22 +169,6 @@ def happen(fault: Fault) -> None:
         time.sleep(PAUSE)
 
 
-def poisoned(fault: Fault, *arguments: Any) -> LossFn:
-    """Returns the loss with these arguments, but not finite for some batches."""
-    loss = loss_fn(*arguments)
-
-    def wrong(params: Params, batch: Batch, key: Any, averages: Averages) -> Any:
-        total, sums = loss(params, batch, key, averages)
-        chosen = jnp.sum(batch.source) % fault.every == 0
-        if fault.poison == "gradient NaN":  # the root of 0, whose derivative is infinite
-            zero = 0 * jnp.sum(jax.tree.leaves(params)[0])
-            return total + jnp.sqrt(jnp.where(chosen, zero, 1.0)), sums
-        value = jnp.nan if fault.poison == "loss NaN" else jnp.inf
-        return total + jnp.where(chosen, value, 0.0), sums
-
-    return wrong
-
-
 def record_rows(path: Path) -> None:
     """Writes the source ids of the rows of each batch that this process gives its devices."""
     place = trainer.shard_batch
@@ -214,8 +192,6 @@ def main() -> None:
     fault = Fault(**json.loads(os.environ["FAULT"]))
     index = re.search(r"--process=(\d+)/", " ".join(sys.argv))
     process = int(index[1]) if index else 0
-    if fault.poison:
-        setup.loss_fn = partial(poisoned, fault)
     if fault.record:
         record_rows(Path(f"{fault.record}.{process}"))
     if fault.at and fault.process in (None, process):

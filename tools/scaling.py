@@ -9,6 +9,7 @@ results/scaling.json and results/scaling.svg.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from dataclasses import asdict, replace
@@ -87,25 +88,27 @@ def curves(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"panels": panels, "x": "chips", "xscale": "log", "yscale": "log"}
 
 
+def measured(model: str, chips: int, mesh: str) -> dict[str, Any]:
+    """Returns `measure`, which is kept in runs/scaling."""
+    path = FOLDER / f"{model}_{chips}_{mesh.replace(' ', '')}.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        row = measure(model, chips, mesh)
+        with write_whole(path) as file:
+            file.write(json.dumps(row))
+        print(f"{model}, {chips} chips, {mesh}: {row['compile_s']:.0f} s", flush=True)
+    return json.loads(path.read_text("utf-8"))
+
+
 def main() -> None:
     """Measures every model, slice and mesh that is not in runs/scaling, and writes the results."""
-    rows = []
-    for chips in SLICES:
-        for model in MODELS:
-            for mesh in MESHES:
-                path = FOLDER / f"{model}_{chips}_{mesh.replace(' ', '')}.json"
-                if not path.exists():
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    row = measure(model, chips, mesh)
-                    with write_whole(path) as file:
-                        file.write(json.dumps(row))
-                    print(f"{model}, {chips} chips, {mesh}: {row['compile_s']:.0f} s", flush=True)
-                row = json.loads(path.read_text("utf-8"))
-                rows.append(row | estimate(row))
+    programs = itertools.product(SLICES, MODELS, MESHES)
+    rows = [measured(model, chips, mesh) for chips, model, mesh in programs]
+    rows = [row | estimate(row) for row in rows]
     about = {"chip": CHIP, "link_gbytes_per_s": LINK_GBYTES, "length": LENGTH}
     about |= {"tokens_per_chip": 2 * ROWS * LENGTH, "vocabulary": VOCABULARY}
     drawn = {"curves": curves(rows), "rows": rows}
-    print(results.write("scaling", "make scaling", about | drawn))
+    print(results.write("scaling", "make measure NAME=scaling", about | drawn))
     plot.save(plot.lines(**drawn["curves"]), results.FOLDER / "scaling.svg")
 
 

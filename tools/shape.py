@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -89,11 +90,8 @@ def _recorded(module: Any, name: str, wanted: Callable[[Stack], bool]) -> Iterat
             stacks.append(stack)
         return function(*arguments, **options)
 
-    setattr(module, name, record)
-    try:
+    with patch.object(module, name, record):
         yield stacks
-    finally:
-        setattr(module, name, function)
 
 
 def _tiny(folder: Path) -> Config:

@@ -172,9 +172,6 @@ def best_loss(row: Mapping[str, Any]) -> float:
 FEW = (3_000, 10_000)
 FILES = RUNS / "small"
 SIXTH = 2133
-WAYS = {"recipe": "the recipe", "smaller": "1,000 BPE ids", "back": "back-translation"}
-"""What the runs of a way, named WAY_PAIRS, are called in the picture."""
-
 FEW_PAIRS: dict[str, Changes] = {"recipe_29000": {}}
 for _count in FEW:
     _files = [f"{FILES}/{_count}.tsv", f"{FILES}/{_count}.back.tsv"]
@@ -208,16 +205,6 @@ def back_translation(count: int) -> list[list[str]]:
         ["train", "--config=configs/multi30k_en_de.py", run, *options],
         ["back-translate", run, *files],
     ]
-
-
-def curves(rows: Rows) -> dict[str, Any]:
-    """Returns BLEU by the number of pairs, for each way of training, as `plot.lines` takes them."""
-    lines: dict[str, list[tuple[int, float]]] = {}
-    for name, values in rows.items():
-        way, _, count = name.partition("_")
-        lines.setdefault(WAYS[way], []).append((int(count), values["bleu_cased_13a"]))
-    panels = {"BLEU, cased, 13a": {way: sorted(points) for way, points in lines.items()}}
-    return {"panels": panels, "x": "training pairs", "xscale": "log"}
 
 
 # Kinds of attention: "soft" is the paper's, and "modern" has rotary positions and one KV head. Two
@@ -321,8 +308,6 @@ STUDIES = {
         steps(SIXTH),
         prepare=write_few_pairs,
         before={f"back_{count}": back_translation(count) for count in FEW},
-        summarize=lambda rows, _: {"curves": curves(rows)},
-        draw=lambda rows: plot.lines(**curves(rows)),
     ),
     "libreoffice_en_de": Study(
         "train and evaluate on LibreOffice's help",

@@ -135,15 +135,7 @@ ROWS: dict[str, Callable[[Record], Iterable[Record]]] = {
     "gradient_noise": estimators,
     "attention": attention,
     "windows": windows,
-    "device_changes": lambda contents: [
-        {"name": name, **row, "shown": f"{row['pairs']:,}" if row["same_pairs"] else "not the same"}
-        for name, row in contents["changes"].items()
-    ],
     "faults": lambda contents: [{**contents, "signals": signals(contents["signals"])}],
-    "billion_pairs": lambda contents: [
-        {**row, "kind": row["kind"].replace("disk", "on the disk")}
-        for row in contents["billion_pairs"]
-    ],
     "scaling": lambda contents: [
         {**row, "state": row["params_mib"] + row["rest_of_state_mib"]} for row in contents["rows"]
     ],

@@ -77,7 +77,7 @@ def test_only_differences_of_two_standard_deviations_are_called_differences() ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["multi30k_seeds", "ablations", "small_data"])
+@pytest.mark.parametrize("name", ["multi30k_seeds", "ablations"])
 def test_summaries_are_those_of_the_committed_rows(name: str) -> None:
     """Of seeds with a paired bootstrap, which takes its time."""
     study, stored = STUDIES[name], results.read(name)

@@ -409,9 +409,12 @@ def test_steps_that_are_not_finite_are_skipped(
 
 @pytest.mark.long
 def test_divergence_is_named(tiny_config: Config, tmp_path: Path) -> None:
-    wild = replace(tiny_config, optimizer=OptimizerConfig(learning_rate=1e30, warmup=1))
+    """And nothing of its steps is saved."""
+    wild = changed(tiny_config, train={"max_skipped": 3})
+    wild = replace(wild, optimizer=OptimizerConfig(learning_rate=1e30, warmup=1))
     with pytest.raises(ValueError, match=r"training has diverged; lower optimizer.learning_rate"):
         train(wild, tmp_path / "r")
+    assert checkpoint.steps(tmp_path / "r" / "checkpoints") == []
 
 
 @pytest.mark.long
