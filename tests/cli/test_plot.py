@@ -38,7 +38,7 @@ def test_runs_and_results_in_one_picture(finished: Run, tmp_path: Path, drawn: l
     assert {record["kind"] for record in curves["finished"]} >= {"train", "evaluation"}
 
 
-@pytest.mark.parametrize("name", ["multi30k_en_de", "attention", "decode", "scaling"])
+@pytest.mark.parametrize("name", ["multi30k_en_de", "attention", "scaling"])
 def test_results_of_the_project(name: str, tmp_path: Path, drawn: list[Any]) -> None:
     main(["plot", f"results/{name}.json", "-o", str(tmp_path / "x.svg")])
     assert (tmp_path / "x.svg").read_text("utf-8").startswith("<?xml")
@@ -65,7 +65,7 @@ def test_bad_input(
         ([f"{tmp_path}/none.json"], "none.json: no such file"),
         ([f"{tmp_path}/run"], "run: has no metrics to plot yet; train it first"),
         ([f"{tmp_path}/none"], f"run {tmp_path}/none: no such folder"),
-        ([run, "results/decode.json"], "results/decode.json: is no training; plot it alone"),
+        ([run, "results/scaling.json"], "results/scaling.json: is no training; plot it alone"),
     ):
         assert message in error_line(["plot", *sources, "-o", str(output)], capsys)
     assert "unknown format" in error_line(["plot", run, "-o", f"{tmp_path}/x.doc"], capsys)
