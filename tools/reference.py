@@ -6,6 +6,7 @@ Sphinx then fills them with the docstrings. No list of modules is kept by hand.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import pkgutil
 import re
@@ -32,7 +33,9 @@ def full_name(text: str) -> str | None:
     path = PACKAGE / f"{module.replace('.', '/')}.py"
     if not re.fullmatch(r"(\w+\.)+\w+", text) or not path.is_file():
         return None
-    return f"{NAME}.{text}" if hasattr(import_module(f"{NAME}.{module}"), name) else None
+    value = getattr(import_module(f"{NAME}.{module}"), name, None)
+    # A module that another one imports is not a name of it: `config.json` is a file.
+    return None if value is None or inspect.ismodule(value) else f"{NAME}.{text}"
 
 
 def pages() -> Iterator[tuple[str, str]]:

@@ -26,7 +26,7 @@ def test_names_are_found() -> None:
         "transformer_jax.decoding.beam.beam_search"
     )
     assert reference.full_name("transformer_jax.config") == "transformer_jax.config"
-    for other in ("model.layers", "decoding.beam.nothing", "beam_search", "a b", "a."):
+    for other in ("model.layers", "decoding.beam.none", "config.json", "beam_search", "a b"):
         assert reference.full_name(other) is None
 
 
