@@ -102,6 +102,7 @@ class MultiHeadAttention(nn.Module):
         config = self.config
         self.attention: AttentionConfig = getattr(config, self.role)
         self.kind = find_kind(self.role, self.attention.kind)
+        self.query = self.key = self.value = None
         if self.kind.projections:
             shared = (config.kv_heads or config.heads, config.head_size)
             self.query = dense(config, (config.heads, config.head_size))
@@ -113,14 +114,19 @@ class MultiHeadAttention(nn.Module):
         self, x: Float[Array, "B S D"], positions: Int[Array, "#B S"] | None = None
     ) -> KeysValues:
         """Returns the keys and values of `x`; `positions` rotate the keys."""
-        return KeysValues(self._heads("key", x, positions), self._heads("value", x))
+        return KeysValues(self._heads(self.key, x, positions), self._heads(self.value, x))
 
-    def _heads(self, layer: str, x: Hidden, positions: Int[Array, "#B T"] | None = None) -> Heads:
-        """Returns the heads of `x`, projected by a dense layer if the kind has projections;
-        `positions` rotate them."""
-        if not self.kind.projections:
+    def _heads(
+        self,
+        projection: nn.DenseGeneral | None,
+        x: Hidden,
+        positions: Int[Array, "#B T"] | None = None,
+    ) -> Heads:
+        """Returns the heads of `x`, projected if the kind has projections; `positions` rotate
+        them."""
+        if projection is None:
             return x.reshape(*x.shape[:2], self.config.heads, -1).swapaxes(1, 2)
-        heads = getattr(self, layer)(x).swapaxes(1, 2)
+        heads = projection(x).swapaxes(1, 2)
         if positions is not None and self.config.positions == "rotary":
             heads = rotate(heads, positions)
         return self.constrain(heads, HEADS)
@@ -140,7 +146,7 @@ class MultiHeadAttention(nn.Module):
         """
         if keys_values is None:
             keys_values = self.project(x, context.positions)
-        query = self._heads("query", x, context.positions)
+        query = self._heads(self.query, x, context.positions)
         rate = self.config.attention_dropout
         drop = None if rng is None or rate == 0 else partial(dropout, rate=rate, key=rng)
         inputs = AttentionInputs(

@@ -2,16 +2,15 @@
 
 import dataclasses
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 
 import jax
 from etils import epath
 
 from transformer_jax.config import Config
-from transformer_jax.errors import UserError
-from transformer_jax.files import AnyPath, find_path
+from transformer_jax.files import find_path
 from transformer_jax.parallel.mesh import shard_batch
 from transformer_jax.parallel.processes import Meetings, broadcast, is_coordinator
 from transformer_jax.runs import lock
@@ -20,6 +19,7 @@ from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.run import Run
 from transformer_jax.training.meter import Meter, Sums
 from transformer_jax.training.planning import ideal_seconds_fn
+from transformer_jax.training.profiler import check_profile, profiler
 from transformer_jax.training.reporters import MetricsFile, Reporter, report
 from transformer_jax.training.resume import (
     Progress,
@@ -30,7 +30,7 @@ from transformer_jax.training.resume import (
 )
 from transformer_jax.training.setup import Setup, check_config, set_up
 from transformer_jax.training.signals import StopRequest, end_by, stop_signals
-from transformer_jax.training.step import Metrics, TrainState
+from transformer_jax.training.step import TrainState
 from transformer_jax.training.validation import DevScores
 from transformer_jax.types import Key
 
@@ -197,34 +197,3 @@ class Trainer:
         progress.evaluated, self._unsaved = step, True
         self.report("evaluation", step, sets=scores, best=better, samples=samples)
         return better
-
-
-def check_profile(steps: int, run: AnyPath) -> None:
-    """UserError: the number of steps is negative, or the run is in object storage."""
-    if steps < 0:
-        raise UserError(f"--profile={steps}: must be at least 0")
-    if steps and isinstance(run, epath.Path):
-        raise UserError(f"--profile={steps}: needs a run on a disk, not {run}")
-
-
-@contextmanager
-def profiler(folder: AnyPath, start: int, steps: int) -> Iterator[Callable[[int, Metrics], None]]:
-    """Traces `steps` steps into `folder`, after three steps of compilation and warm-up.
-
-    Yields a function to call with the number and the metrics of each step after step `start`.
-    """
-    running = False
-
-    def trace(step: int, metrics: Metrics) -> None:
-        nonlocal running
-        if steps and step == start + 3:
-            jax.profiler.start_trace(str(folder))
-            running = True
-        elif running and step >= start + 3 + steps:
-            jax.block_until_ready(metrics)
-            jax.profiler.stop_trace()
-            running = False
-
-    yield trace
-    if running:
-        jax.profiler.stop_trace()
