@@ -136,7 +136,7 @@ def resumes_bit_for_bit(deterministic: bool) -> bool:
 
 
 def measure_attention(seconds: float) -> dict[str, Any]:
-    """Returns what `bench attention` has measured after at most so many seconds."""
+    """Returns what `bench attention` measures within a time limit in seconds."""
     with tempfile.TemporaryDirectory() as folder:
         command = [*CLI, "bench", "attention", *ATTENTION.split(), f"--out={folder}/attention"]
         with suppress(subprocess.TimeoutExpired):

@@ -42,7 +42,7 @@ def fields(section: str, **values: Any) -> Changes:
 
 
 def steps(count: int) -> Changes:
-    """Returns the changes for a run of so many steps, over which the learning rate decays."""
+    """Returns the changes for a run of `count` steps, over which the learning rate decays."""
     return {"train.steps": count, "optimizer.decay_steps": count}
 
 

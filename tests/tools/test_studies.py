@@ -79,7 +79,7 @@ def test_only_differences_of_two_standard_deviations_are_called_differences() ->
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["multi30k_seeds", "ablations"])
 def test_summaries_are_those_of_the_committed_rows(name: str) -> None:
-    """Of seeds with a paired bootstrap, which takes its time."""
+    """The summary of the seeds includes a paired bootstrap, which is slow."""
     study, stored = STUDIES[name], results.read(name)
     if not Path(study.data.folder).is_dir():
         pytest.skip(f"needs {study.data.folder}, which is not part of the project")

@@ -165,7 +165,7 @@ def windows(lines: Iterable[str], size: int) -> Generator[list[str], None, None]
                 item = arrived.get()
         if item is not None:
             raise item
-    finally:  # The thread may wait for room if nobody asks for the other windows.
+    finally:  # If the caller stops early, the thread may be blocked on a full queue.
         abandoned.set()
         with suppress(queue.Empty):
             arrived.get_nowait()
