@@ -5,8 +5,6 @@ corpus on the disk are text, which is tokenized into the cache. Each corpus is l
 of its own.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Sequence

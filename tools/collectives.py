@@ -1,7 +1,5 @@
 """Counts what devices exchange in a compiled program."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

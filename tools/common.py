@@ -1,7 +1,5 @@
 """Comparisons and files that tools and tests share."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Damages every file of a run, one at a time, and tells what continuing the run does about it."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import random

@@ -1,4 +1,4 @@
-"""Decodes with CTranslate2 or Hugging Face for `tools.bench_decode`, in an environment of its own.
+"""Decodes with CTranslate2 or Hugging Face for `tools.decode`, in an environment of its own.
 
     python tools/decode_peers.py PEER DATA.json
 
@@ -6,8 +6,6 @@ PEER is one of `PEERS`, and DATA.json what `prepare` there has written. It reads
 methods from standard input and writes what they return, and the seconds that they take, to standard
 output; both are lines of JSON. Needs none of this project's packages.
 """
-
-from __future__ import annotations
 
 import json
 import sys

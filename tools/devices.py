@@ -1,13 +1,11 @@
-"""Checks that a run is the same run on any devices, and writes results/devices.json.
+"""Checks that a run is the same run on any devices.
 
     python -m tools.devices
 
-Compares losses and gradients on meshes of eight emulated host devices; and continues a run, saved
-on eight devices, on other numbers of devices and processes, and compares the pairs that they train
-on and their losses. Takes ten minutes on two cores.
+Writes results/devices.json. Compares losses and gradients on meshes of eight emulated host devices;
+and continues a run, saved on eight devices, on other numbers of devices and processes, and compares
+the pairs that they train on and their losses. Takes ten minutes on two cores.
 """
-
-from __future__ import annotations
 
 import json
 import os

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from tools import tables
+from tools.measure import CASES
 from tools.studies import STUDIES
 from transformer_jax import config as config_module
 from transformer_jax.benchmark import results
@@ -22,20 +23,6 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 PACKAGE = Path("transformer_jax")
-
-MEASUREMENTS = {
-    "attention": "measure the attention kernels and PyTorch's",
-    "decode": "compare decoding with CTranslate2 and Hugging Face",
-    "devices": "compare a run on many meshes and processes",
-    "faults": "kill, signal, fill and damage runs",
-    "gpu": "test and measure on a GPU",
-    "million_lines": "translate a million lines and measure the memory",
-    "real_sizes": "plan the recipes of IWSLT14 and WMT14",
-    "remat": "measure policies of rematerialization",
-    "scaling": "compile for TPU slices ahead of time",
-    "windows": "measure the cost of local attention",
-}
-"""What each result file holds that is not one of a study."""
 
 
 def parts() -> dict[str, str]:
@@ -50,14 +37,14 @@ def result_table() -> str:
     rows = []
     for path in sorted(results.FOLDER.glob("*.json")):
         contents = results.read(path.stem)
-        study, stored = STUDIES.get(path.stem), contents.get("rows", {})
+        stored = contents.get("rows", {})
         in_rows = isinstance(stored, dict) and any("card" in row for row in stored.values())
         versions = contents.get("card", {}).get("provenance", contents)["versions"]
         changes = " with changes" * contents["dirty"]
         rows.append(
             (
                 f"[{path.stem}](../{path})",
-                study.about if study else MEASUREMENTS.get(path.stem, ""),
+                about(path.stem),
                 f"`{contents['command']}`",
                 f"`{contents['commit'][:10]}`{changes}, {contents['date']}",
                 tables.processor(contents),
@@ -66,6 +53,16 @@ def result_table() -> str:
             )
         )
     return tables.table(head, *rows)
+
+
+def about(name: str) -> str:
+    """Returns what the result file of a study, of a measured case or of a module holds."""
+    if name in STUDIES:
+        return STUDIES[name].about
+    if name in CASES:
+        return (CASES[name].__doc__ or "").partition(".")[0]
+    modules = (folder / f"{name}.py" for folder in (Path("tools"), PACKAGE / "benchmark"))
+    return first_line(next(filter(Path.exists, modules))).partition(".")[0]
 
 
 def config_table() -> str:

@@ -1,16 +1,14 @@
-"""Kills, signals, fills and damages runs, and writes results/faults.json.
+"""Kills, signals and damages runs, and fills their disks.
 
-    python -m tools.faults [--most N]
+    python -m tools.faults
 
-Trains the quickstart's model with dropout, subword sampling and packing by `transformer-jax train`,
-with the compiler settings that users have. Every run that was stopped is continued, and compared
-with one that was never stopped: SHA-256 of all arrays, metrics, TensorBoard's scalars. Takes at
-most forty minutes on two cores. Tests run such cases on a smaller model.
+Writes results/faults.json. Trains the quickstart's model with dropout, subword sampling and packing
+by `transformer-jax train`, with the compiler settings that users have. Every run that was stopped
+is continued, and compared with one that was never stopped: SHA-256 of all arrays, metrics,
+TensorBoard's scalars. Takes at most forty minutes on two cores. Tests run such cases on a smaller
+model.
 """
 
-from __future__ import annotations
-
-import argparse
 import os
 import random
 import re
@@ -35,11 +33,11 @@ from tensorboardX.proto import event_pb2
 from configs.quickstart import get_config
 from tools.billion_pairs import billion_pairs
 from tools.common import config_file
-from tools.damage import array_digests, contents, damage_campaign
-from tools.processes import Fault, finish, start, wait_for
+from tools.damage import array_digests, damage_campaign
+from tools.processes import Fault, finish, start
 from transformer_jax.benchmark import results
 from transformer_jax.config import Config, TrainConfig, to_json
-from transformer_jax.runs import checkpoint, lock, manifest
+from transformer_jax.runs import checkpoint, manifest
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.training.reporters import read_metrics
 from transformer_jax.training.trainer import train
@@ -199,30 +197,6 @@ def signal_case(number: Signals, phase: str, draw: random.Random) -> Case:
     return Case({"signal": number.name, "phase": phase}, [fault], 128 + number, said)
 
 
-def locks(whole: Reference) -> dict[str, Any]:
-    """Trains a run twice at once, kills the first training, and continues the run."""
-    run = whole.fresh()
-    held, folder = run.with_name("held"), run / "checkpoints"
-    first = whole.start(run, Fault(r"open .*/\.manifest\.json", hold=str(held)))
-    wait_for(held, first)  # it saves
-    before = contents(run)
-    second = whole.train(run)
-    after = contents(run)  # the first one may have logged more steps
-    kept = all(after[name].startswith(content) for name, content in before.items())
-    held.unlink()
-    while not checkpoint.steps(folder) and first.poll() is None:
-        time.sleep(0.05)
-    second["holder_goes_on"] = kept and first.poll() is None
-    first.kill()
-    finish(first)
-    began = time.monotonic()
-    with lock.locked(run):
-        free = time.monotonic() - began
-    wrong = [] if second["status"] == 2 and second["holder_goes_on"] else [f"{second}"]
-    mismatches = wrong + whole.mismatches(run)
-    return {"second": second, "free_after_kill_s": free, "mismatches": mismatches}
-
-
 def save_stall(folder: Path, turns: int, steps: int = 12) -> dict[str, float]:
     """Trains the quickstart in turns of `steps` without a save and as many after one. Returns the
     median of what a save adds to the steps after it, in milliseconds, and the most that digests can
@@ -274,18 +248,18 @@ def make_config(folder: Path) -> Config:
     )
 
 
-def campaign(config: Config, most: int | None, draw: random.Random) -> dict[str, Any]:
-    """Returns the fields of the result file, with at most `most` cases of each kind."""
+def campaign(config: Config, draw: random.Random) -> dict[str, Any]:
+    """Returns the fields of the result file."""
     path = config_file(config, FOLDER / "config.py")
     whole = Reference(FOLDER / "whole", path, ("--tensorboard",))
     two = Reference(FOLDER / "two", path, ("--tensorboard", "--processes=2"))
     victims = {"training": 0, "saving": 1, "evaluating": 0}
     error = "transformer-jax: error: .*(File too large|Permission denied).*"
-    numbers, operations = (SIGTERM, SIGINT), OPERATIONS[:most]
+    numbers = SIGTERM, SIGINT
     cases = {
         "kills": (whole, [kill_case(phase, draw) for phase in 9 * [*SECONDS]]),
         "kills of two": (two, [kill_case(phase, draw, i) for phase, i in victims.items()]),
-        "operations": (whole, [Case({}, [Fault(x, signals=(9,)) for x in operations], 137)]),
+        "operations": (whole, [Case({}, [Fault(x, signals=(9,)) for x in OPERATIONS], 137)]),
         "signals": (whole, [signal_case(n, p, draw) for n in numbers for p in SIGNALED]),
         "signals of two": (two, [signal_case(n, "training", draw) for n in numbers]),
         "disk": (whole, [Case({"fault": k}, [f], 2, error) for k, f in DISK_FAULTS.items()]),
@@ -293,48 +267,42 @@ def campaign(config: Config, most: int | None, draw: random.Random) -> dict[str,
     with ThreadPoolExecutor(2) as pool:
         print(*pool.map(lambda reference: reference.train(reference.run), (whole, two)))
         rows = {
-            name: [*pool.map(reference.interrupt, chosen[:most])]
+            name: [*pool.map(reference.interrupt, chosen)]
             for name, (reference, chosen) in cases.items()
         }
-    rows["locks"] = [locks(whole)]
     compared = [row for group in rows.values() for row in group]
     killed = rows["kills"] + rows["kills of two"]
-    damage = damage_campaign(whole.run, lambda all: all if most is None else draw.sample(all, most))
+    damage = damage_campaign(whole.run)
     outcomes = Counter(f"{row['kind']}: {row['outcome']}" for row in damage["damaged_files"])
-    turns, pairs, on_disk = (9, (10**6, 10**9), 10**7) if most is None else (1, (10**6,), 10**5)
     return {
         "kills": len(killed),
         "kills_by_phase": dict(Counter(row["phase"] for row in killed)),
         "kills_of_two_processes": len(rows["kills of two"]),
-        "kills_before_file_operations": len(operations),
+        "kills_before_file_operations": len(OPERATIONS),
         "mismatches": sum(bool(row["mismatches"]) for row in compared),
         "runs_compared": len(compared),
         "signals": rows["signals"] + rows["signals of two"],
         "disk_faults": rows["disk"],
-        "locks": rows["locks"][0],
         "damaged_files": len(damage["damaged_files"]),
         "damage_outcomes": dict(sorted(outcomes.items())),
         "silent_loads": damage["silent_loads"],
-        **save_stall(FOLDER / "stall", turns),
-        "billion_pairs": billion_pairs(pairs, on_disk, FOLDER / "pairs"),
+        **save_stall(FOLDER / "stall", turns=9),
+        "billion_pairs": billion_pairs((10**6, 10**9), 10**7, FOLDER / "pairs"),
     }
 
 
 def main() -> None:
     """Runs the campaign and writes the result file."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--most", type=int, help="at most N cases of each kind, for a trial")
-    most, began = parser.parse_args().most, time.monotonic()
+    began = time.monotonic()
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     for name in ("XLA_FLAGS", "GLIBC_TUNABLES"):
         os.environ.pop(name, None)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(FOLDER.absolute() / "programs")
     config = make_config(FOLDER)
-    found = campaign(config, most, random.Random(0))
+    found = campaign(config, random.Random(0))
     found |= {"minutes": round((time.monotonic() - began) / 60, 1), "config": to_json(config)}
-    folder = results.FOLDER if most is None else FOLDER
-    print(results.write("faults", "make measure NAME=faults", found, folder))
+    print(results.write("faults", "make measure NAME=faults", found))
     if found["mismatches"] or found["silent_loads"]:
         sys.exit("not as promised: see mismatches and silent_loads there")
 

@@ -4,8 +4,6 @@ A change that is meant to keep training as it is prints the same two lines befor
 one machine with the versions of constraints.txt. Other processors round otherwise.
 """
 
-from __future__ import annotations
-
 import hashlib
 import tempfile
 from pathlib import Path

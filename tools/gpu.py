@@ -7,8 +7,6 @@ continues a run; compares the kernels of attention. Writes results/gpu.json. Wit
 so and writes nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@
 NAME is one of `CASES`, functions whose results are written to results/NAME.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import subprocess

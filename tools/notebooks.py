@@ -1,7 +1,5 @@
 """Executes notebooks from a clean kernel, and writes them with outputs to build/notebooks/."""
 
-from __future__ import annotations
-
 import resource
 import sys
 import time

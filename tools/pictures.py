@@ -3,8 +3,6 @@
 python -m tools.pictures
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

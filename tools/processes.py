@@ -5,8 +5,6 @@
 `start` runs this. Each process that the command starts runs it, too.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -66,7 +64,6 @@ class Fault:
     delay: float = 0.0
     process: int | None = None  # that it happens to; None: to all
     signals: tuple[int, ...] = ()  # sent to the command one by one; SIGKILL to the process itself
-    hold: str = ""  # file that is made, and whose deletion is awaited
     limit: int | None = None  # largest size of a file from now on, in bytes
     read_only: str = ""  # folder that becomes read-only, relative to the run
     compiles: bool = False  # from the start, without the programs that others have compiled
@@ -99,18 +96,6 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     _, error = process.communicate(timeout=600)
     status = process.returncode
     return (status if status >= 0 else 128 - status), error
-
-
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    """Waits until a file or a folder is there. RuntimeError: the command has ended before, or it
-    takes ten minutes."""
-    end = time.monotonic() + 600
-    while not path.exists():
-        if time.monotonic() > end:
-            process.kill()
-        if process.poll() is not None:
-            raise RuntimeError(finish(process)[1])
-        time.sleep(0.02)
 
 
 def children(process: subprocess.Popen[str]) -> list[int]:
@@ -154,10 +139,6 @@ def inject(fault: Fault) -> None:
 def happen(fault: Fault) -> None:
     """Lets a fault happen."""
     time.sleep(fault.delay)
-    if fault.hold:
-        Path(fault.hold).touch()
-        while Path(fault.hold).exists():
-            time.sleep(0.02)
     if fault.limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault.limit, fault.limit))
     if fault.read_only:

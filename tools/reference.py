@@ -3,8 +3,6 @@
 Sphinx then fills them with the docstrings. No list of modules is kept by hand.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import io

@@ -7,8 +7,6 @@ that are compiled are kept in runs/scaling as counts, so that the command can be
 results/scaling.json and results/scaling.svg.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

@@ -5,8 +5,6 @@ that are on the stack when the first attention scores of a training step are tra
 search first takes the top k.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import logging

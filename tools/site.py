@@ -3,8 +3,6 @@
 Links that a reader clicks may lead to the addresses in `CITED`.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator, Sequence

@@ -272,37 +272,37 @@ def training_curves(rows: Rows) -> Figure:
 
 
 ON_MULTI30K = Study(
-    "train and evaluate on Multi30k", MULTI30K, {"": {}}, keep_outputs=True, draw=training_curves
+    "Trains and evaluates on Multi30k", MULTI30K, {"": {}}, keep_outputs=True, draw=training_curves
 )
 STUDIES = {
     "multi30k_en_de": ON_MULTI30K,
     "multi30k_en_fr": replace(
         ON_MULTI30K,
-        about="train and evaluate on Multi30k from English to French",
+        about="Trains and evaluates on Multi30k from English to French",
         data=MULTI30K._replace(language="fr"),
     ),
     "multi30k_seeds": Study(
-        "train three seeds of the recipe and of the one before",
+        "Trains three seeds of the recipe and of the one before",
         MULTI30K,
         with_seeds({"recipe": {}, "first": FIRST}, SEEDS),
         keep_outputs=True,
         summarize=compare_seeds,
     ),
     "multi30k_published": Study(
-        "train with the published settings",
+        "Trains with the published settings",
         MULTI30K,
         {"published_0": PUBLISHED},
         score=partial(scores.translations, average=True),
     ),
     "ablations": Study(
-        "change one part of the recipe at a time",
+        "Changes one part of the recipe at a time",
         MULTI30K,
         with_seeds(CHANGES, TWO_SEEDS),
         steps(4266),
         summarize=compare_changes,
     ),
     "small_data": Study(
-        "train on few pairs, and with back-translation",
+        "Trains on few pairs, and with back-translation",
         MULTI30K,
         FEW_PAIRS,
         steps(SIXTH),
@@ -310,14 +310,14 @@ STUDIES = {
         before={f"back_{count}": back_translation(count) for count in FEW},
     ),
     "libreoffice_en_de": Study(
-        "train and evaluate on LibreOffice's help",
+        "Trains and evaluates on LibreOffice's help",
         LIBREOFFICE,
         {"": {}},
         config="configs/libreoffice_en_de.py",
         keep_outputs=True,
     ),
     "attention_kinds": Study(
-        "train nine variants of attention on Multi30k",
+        "Trains nine variants of attention on Multi30k",
         MULTI30K,
         KINDS,
         {**FIRST, **steps(2000), "train.evaluate_every": 2000},
@@ -326,7 +326,7 @@ STUDIES = {
         draw=attention_kinds.picture,
     ),
     "recipes": Study(
-        "train latent attention and its baselines",
+        "Trains latent attention and its baselines",
         RECIPES,
         with_seeds(MODELS, SEEDS),
         {"train.evaluate_every": 1000},

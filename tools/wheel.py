@@ -3,8 +3,6 @@
 It imports nothing of the checkout, and works in a folder of its own.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from common import VOCABULARY, tiny, write_pairs
 
-from tools import bench_decode, measure
+from tools import decode, measure
 from tools.scores import Data
 from transformer_jax.benchmark import results
 from transformer_jax.runs.run import Run
@@ -75,9 +75,9 @@ def test_decoding_is_compared_as_its_result_file_holds(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
     monkeypatch.setenv("XLA_FLAGS", "")
     pairs = Data(str(tmp_path), write_pairs(tmp_path, "pairs", 6, 1))
-    monkeypatch.setattr(bench_decode, "MULTI30K", pairs)
+    monkeypatch.setattr(decode, "MULTI30K", pairs)
     for name, value in REDUCED_DECODING.items():
-        monkeypatch.setattr(bench_decode, name, value)
-    measured = bench_decode.measure(finished, tmp_path, sys.executable, tmp_path)
+        monkeypatch.setattr(decode, name, value)
+    measured = decode.measure(finished, tmp_path, sys.executable, tmp_path)
     missing = committed("decode") - names(measured)
     assert {x for x in missing if "/best/" not in x} == set()

@@ -1,13 +1,12 @@
-"""Compares decoding with CTranslate2 and Hugging Face, and writes results/decode.json.
+"""Compares decoding with CTranslate2 and Hugging Face.
 
-    python -m tools.bench_decode [--data FOLDER]
+    python -m tools.decode [--data FOLDER]
 
-FOLDER is that of Multi30k. A model with random parameters decodes the sources of test_2016_flickr
-with given lengths, and a run of `studies.first_recipe` translates them, whose attention CTranslate2
-has, too; it is trained if it is not there. All take turns; peers run in processes of their own.
+Writes results/decode.json. FOLDER is that of Multi30k. A model with random parameters decodes the
+sources of test_2016_flickr with given lengths, and a run of `studies.first_recipe` translates them,
+whose attention CTranslate2 has, too; it is trained if it is not there. All take turns; peers run in
+processes of their own.
 """
-
-from __future__ import annotations
 
 import argparse
 import itertools
