@@ -221,14 +221,6 @@ def test_gathered_windows_are_local_p_attention(
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
-def test_gathered_windows_are_the_formula() -> None:
-    keys = jnp.full((1, QUERIES), KEYS)
-    options = {"center": CENTER[None], "window": WINDOW, "score": Partial(scores.scaled_dot)}
-    context = local_p_gathered(QUERY[None], KEY[None], VALUE[None], 0 * keys, keys, **options)
-    by_hand = weights_by_hand(SCORES["scaled_dot"][1], near(exact(CENTER)), gaussian)
-    np.testing.assert_allclose(context[0], by_hand @ exact(VALUE), atol=2e-6)
-
-
 def test_predicted_center_is_the_formula() -> None:
     lengths = np.array([[7, 6, 5, 4, 3]] * HEADS)
     center = predicted_center(QUERY, jnp.asarray(lengths, jnp.float32), W, V)

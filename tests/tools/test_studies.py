@@ -1,23 +1,17 @@
 """The studies: their configs are those of the committed cards, and their summaries are right."""
 
 import json
-import math
-import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tools import studies
-from tools.documents import MEASUREMENTS
-from tools.scores import Data, kept
+from tools.scores import kept
 from tools.studies import STUDIES
 from tools.study import outputs_file
 from transformer_jax.benchmark import results
 from transformer_jax.config import Config, differences, from_json
 from transformer_jax.decoding.evaluation import score
-from transformer_jax.text.corpus import Corpus
 from transformer_jax.text.files import read_lines
 from transformer_jax.training.setup import check_config
 
@@ -57,25 +51,6 @@ def test_the_committed_translations_have_the_scores_of_the_result(name: str) -> 
             assert kept(sources, references, lines) == stated["kept"]
 
 
-def test_only_differences_of_two_standard_deviations_are_called_differences() -> None:
-    # Each pair of seeds has a standard deviation of √½, and so has a difference of two means.
-    changed = {"shallow_decoder": (36.0, 37.0), "r_drop": (39.0, 40.0), "bpe_dropout": (41.0, 42.0)}
-    losses = {"best_step": 2, "evaluations": [{"step": 1, "loss": 9.0}, {"step": 2, "loss": 3.0}]}
-    rows: dict[str, dict[str, Any]] = {
-        f"{name}_{seed}": dict.fromkeys(("val_bleu", "bleu_cased_13a", "minutes"), value) | losses
-        for name in studies.CHANGES
-        for seed, value in enumerate(changed.get(name, (38.0, 39.0)))
-    }
-    summary = studies.compare_changes(rows, studies.MULTI30K)
-    assert summary["deviation_of_a_seed"] == pytest.approx(math.sqrt(0.5))
-    verdicts = {name: values["verdict"] for name, values in summary["changes"].items()}
-    assert verdicts.pop("shallow_decoder") == "worse"
-    assert verdicts.pop("bpe_dropout") == "better"
-    assert set(verdicts.values()) == {"none"}
-    assert summary["changes"]["r_drop"]["difference"] == pytest.approx(1.0)
-    assert summary["changes"]["r_drop"]["mean_loss"] == 3.0
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["multi30k_seeds", "ablations"])
 def test_summaries_are_those_of_the_committed_rows(name: str) -> None:
@@ -85,32 +60,3 @@ def test_summaries_are_those_of_the_committed_rows(name: str) -> None:
         pytest.skip(f"needs {study.data.folder}, which is not part of the project")
     summary = json.loads(json.dumps(study.summarize(stored["rows"], study.data)))
     assert summary == {key: stored[key] for key in summary}
-
-
-def test_the_reverse_run_sees_the_few_pairs_and_translates_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pairs = [(f"a {i}", f"ein {i}") for i in range(5)]
-    for part in ("train", "val"):
-        (tmp_path / f"{part}.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in pairs), "utf-8")
-    monkeypatch.setattr(studies, "FILES", tmp_path)
-    monkeypatch.setattr(studies, "FEW", (3,))
-    studies.write_few_pairs(Data(str(tmp_path), "{folder}/{part}.tsv"))
-    few = list(Corpus(f"{tmp_path}/3.tsv").pairs())
-    assert list(Corpus(f"{tmp_path}/3.de-en.tsv").pairs()) == [(t, s) for s, t in few]
-    rest = (tmp_path / "3.rest.de").read_text("utf-8").splitlines()
-    assert sorted([*rest, *(target for _, target in few)]) == [target for _, target in pairs]
-    train, translate = studies.back_translation(3)
-    assert f"--config.data.train={tmp_path}/3.de-en.tsv" in train
-    assert {train[2], f"--pairs={tmp_path}/3.tsv", f"--text={tmp_path}/3.rest.de"} < {*translate}
-    back = STUDIES["small_data"].rows["back_3000"]["data.train"][1]
-    assert f"--output={back}" in STUDIES["small_data"].before["back_3000"][1]
-
-
-def test_make_names_every_study_and_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = subprocess.run(["make", "help"], capture_output=True, text=True, check=True).stdout
-    assert [name for name in (*STUDIES, *MEASUREMENTS) if name not in text] == []
-    monkeypatch.setattr(studies, "restart_with_allocator", lambda: None)
-    monkeypatch.setattr("sys.argv", ["studies", "ablation"])
-    with pytest.raises(SystemExit, match="NAME=ablation: must be one of multi30k_en_de, "):
-        studies.main()
