@@ -20,7 +20,7 @@ from transformer_jax.allocator import ALLOCATOR
 from transformer_jax.attention import kinds, scores
 from transformer_jax.cli.commands import COMMANDS
 from transformer_jax.cli.main import main
-from transformer_jax.config import Config, to_json
+from transformer_jax.config import Config, DecodeConfig, to_json
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.files import AnyPath, files_below, find_path
 from transformer_jax.runs import checkpoint, run
@@ -229,9 +229,12 @@ def test_lines_before_a_damaged_one_are_translated(
 ) -> None:
     (tmp_path / "source").write_bytes(b"red old\nblue\nt\xe4\nnew\n")
     with pytest.raises(SystemExit):
-        main(["translate", f"--run={finished.folder}", f"--input={tmp_path / 'source'}"])
+        main(
+            ["translate", f"--run={finished.folder}", f"--input={tmp_path / 'source'}", "--beam=1"]
+        )
     out, error = capsys.readouterr()
-    assert out.splitlines() == Translator.load(finished.folder)(["red old", "blue"])
+    greedy = Translator.load(finished.folder, decode=DecodeConfig(beam=1))
+    assert out.splitlines() == greedy(["red old", "blue"])
     assert "line 3, byte 2: 0xe4 is not UTF-8" in error
 
 
@@ -287,7 +290,8 @@ def test_a_pipe_is_translated_as_lines_arrive_and_may_be_closed(finished: Run) -
 
 
 def test_a_long_line_is_cut_with_a_warning(finished: Run, caplog: pytest.LogCaptureFixture) -> None:
-    assert len(Translator.load(finished.folder)(["red", "red " * 40])) == 2
+    greedy = Translator.load(finished.folder, decode=DecodeConfig(beam=1))
+    assert len(greedy(["red", "red " * 40])) == 2
     assert "line 2: cut from" in caplog.text
     assert "model.max_length=32" in caplog.text
 
@@ -295,13 +299,14 @@ def test_a_long_line_is_cut_with_a_warning(finished: Run, caplog: pytest.LogCapt
 def test_evaluation_prints_scores_and_signatures(
     finished: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["evaluate", f"--run={finished.folder}", "--language=de", "--show=2"])
+    command = ["evaluate", f"--run={finished.folder}", "--beam=1"]
+    main([*command, "--language=de", "--show=2"])
     text = capsys.readouterr().out
     assert text.count("reference ") == 2
     assert f"{finished.config.data.dev[0]}, step {finished.best_step()}: bleu " in text
     assert "tok:13a" in text
     assert "bleu_lower_tokenized" in text
-    main(["evaluate", f"--run={finished.folder}", "--json", "--beam=1"])
+    main([*command, "--json"])
     scores = json.loads(capsys.readouterr().out)
     assert (scores["search"]["beam"], scores["steps"]) == (1, [finished.best_step()])
     assert {"bleu", "chrf", "exact", "loss", "perplexity", "signatures"} <= scores.keys()
