@@ -149,6 +149,7 @@ def test_config_without_a_file_is_refused(capsys: pytest.CaptureFixture[str]) ->
     ("option", "message"),
     [
         ("--config.mesh.fsdp=3", "the nearest that fits is mesh.data=2 mesh.fsdp=4 mesh.tensor=1"),
+        ("--config.mesh.data=3", "mesh.tensor=1: needs 3 devices, not 8; the nearest that"),
         ("--config.mesh.data=0", "mesh.data=0: must be above 0, or -1"),
         ("--config.mesh.pipeline=2", "--config.mesh.pipeline=2; known: data, fsdp, tensor"),
         ("--config.mesh.tensor=8", "mesh.tensor=8: must divide model.heads=4"),

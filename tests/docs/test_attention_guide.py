@@ -1,4 +1,4 @@
-"""docs/attention.md is complete, and its pictures are drawn. (Its code runs in test_pages.py.)"""
+"""The pictures of docs/attention.md are those that are drawn. (Its code runs in test_pages.py.)"""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""The study of attention kinds measures and draws what it says."""
+"""The study of attention kinds compares estimators, and draws what it says."""
 
 from dataclasses import replace
 

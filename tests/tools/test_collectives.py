@@ -1,4 +1,4 @@
-"""What devices exchange is counted right, from XLA's text for each kind of device."""
+"""What devices exchange is counted right, from the text of XLA's compiler for TPUs."""
 
 from tools.collectives import Exchange, collectives
 

@@ -1,4 +1,4 @@
-"""The reference of the site has every module and every command, and finds names."""
+"""The reference of the site has every module and every command."""
 
 from pathlib import Path
 
