@@ -648,3 +648,6 @@ def test_bad_runs_are_error_line(
     other = (fixtures / "run" / "tokenizer.model").read_bytes()
     swapped = "tokenizer.model: is damaged or is not the one that the run was trained with"
     assert swapped in damaged("tokenizer.model", other)
+    without = shutil.ignore_patterns("checkpoints")
+    half = Path(shutil.copytree(finished.folder, tmp_path / "half", ignore=without))
+    assert "no whole checkpoint yet" in message(half)

@@ -20,6 +20,7 @@ from object_store import Bucket
 
 from tools.common import config_file
 from tools.processes import children, wait_for
+from transformer_jax.cli.launch import _without_processes
 from transformer_jax.config import Config, TokenizerConfig
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
@@ -434,3 +435,8 @@ def test_pmap_runs_in_one_process(tiny_config: Config, monkeypatch: pytest.Monke
     with pytest.raises(UserError, match=r"executor='pmap': runs in one process; use exec"):
         setup.check_config(pmap)
     setup.check_config(tiny_config)
+
+
+def test_children_are_given_the_other_arguments() -> None:
+    arguments = ["train", "--processes", "2", "--run=r", "--new", "--processes=3"]
+    assert _without_processes(arguments) == ["train", "--run=r", "--new"]
