@@ -84,7 +84,7 @@ def test_control_characters_of_shown_sentences_are_escaped(
 ) -> None:
     corpus = tmp_path / "dev.tsv"
     corpus.write_text(f"red {RED}\trot {RED}\n", "utf-8")
-    main(["evaluate", f"--run={finished.folder}", f"--data={corpus}", "--show=1", "--beam=1"])
+    main(["evaluate", f"--run={finished.folder}", f"--data={corpus}", "--show=1"])
     shown = capsys.readouterr().out
     assert r"source     red \x1b[31mred\x9b0m" in shown
     assert r"reference  rot \x1b[31mred\x9b0m" in shown
