@@ -1,6 +1,8 @@
 """Small models, batches and comparisons that several tests share."""
 
 import random
+import subprocess
+import time
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +17,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from sentencepiece import SentencePieceProcessor
 
-from tools.common import gradient_errors
+from tools.processes import finish
 from transformer_jax.cli.main import main
 from transformer_jax.config import (
     Config,
@@ -30,6 +32,7 @@ from transformer_jax.models.make import make_model
 from transformer_jax.models.transformer import Model
 from transformer_jax.special_ids import BOS, EOS, PAD, UNK
 from transformer_jax.text.tokenizer import Tokenizer
+from transformer_jax.training.checks import decode_steps, gradient_errors, random_params
 from transformer_jax.training.losses import token_loss
 from transformer_jax.training.step import Averages, LossFn, LossSums
 from transformer_jax.types import Batch, Params
@@ -93,14 +96,7 @@ def build(
 ) -> tuple[Model, Params]:
     """A model and parameters none of which is 0 or 1, so that every term affects the output."""
     model = make_model(config, source, target)
-    params = jax.eval_shape(model.init, jax.random.key(0), make_batch([(5, 4)]))["params"]
-    draw = np.random.default_rng(0)
-
-    def array(path: Any, leaf: Any) -> jax.Array:
-        mean = 1.0 if path[-1].key == "scale" else 0.0
-        return jnp.asarray(draw.normal(mean, 0.2, leaf.shape), leaf.dtype)
-
-    return model, jax.tree_util.tree_map_with_path(array, params)
+    return model, random_params(model)
 
 
 @cache
@@ -145,22 +141,9 @@ def assert_steps_are_teacher_forcing(
     targets = np.stack([b.target_in for b in batches], axis=1)  # [B, K, T]
     forced = [forward(config)(b._replace(source=source))[0] for b in batches]
 
-    @jax.jit
-    def decode(source: jax.Array, targets: jax.Array) -> Any:
-        variables = {"params": params}
-        state = model.apply(variables, source, beams, 8, method="prefill")
-
-        def advance(state: Any, indexed: Any) -> Any:
-            out: Any = model.apply(variables, indexed[0], state, indexed[1], method="decode_step")
-            logits, state, auxiliary = out
-            return state, (logits, auxiliary.weights)
-
-        steps = (jnp.moveaxis(targets, 2, 0), jnp.arange(targets.shape[2]))
-        return jax.lax.scan(advance, state, steps)[1]
-
-    logits, weights = decode(source, targets)
+    logits, weights = decode_steps(model, params, source, targets, 3)
     wanted = np.stack(forced, axis=1)
-    np.testing.assert_allclose(jnp.moveaxis(logits, 0, 2), wanted, rtol=0, atol=atol)
+    np.testing.assert_allclose(logits, wanted, rtol=0, atol=atol)
     return weights
 
 
@@ -309,3 +292,13 @@ def never(ranks: jax.Array, bound: jax.Array) -> jax.Array:
     """The `Stop` of a beam search that goes on up to the greatest length."""
     del bound
     return jnp.zeros(ranks.shape[0], bool)
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    """Waits until a file or a folder is there, at most ten minutes."""
+    end = time.monotonic() + 600
+    while not path.exists():
+        if time.monotonic() > end:
+            process.kill()
+        assert process.poll() is None, finish(process)[1]
+        time.sleep(0.02)

@@ -1,7 +1,5 @@
 """Corpora in files, well formed and malformed, that several tests share."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Sequence
 from functools import cache

@@ -5,8 +5,6 @@ can be renamed, copied or appended to, and there are no folders. A request for a
 refused and remembered. The bucket "private" asks for a login; no other than the given one exists.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -46,7 +46,3 @@ def test_recipes_plan_at_full_size_and_train(
     small = ("--config.model.layers=1", "--config.data.batch-tokens=512", "--config.train.steps=3")
     program("train", f"--config={path}", *data, *small, f"--run={tmp_path / 'run'}")
     assert run.load(tmp_path / "run").best_step() == 3
-
-
-def test_there_are_five() -> None:
-    assert len(RECIPES) == 5

@@ -4,22 +4,7 @@ import json
 import re
 from pathlib import Path
 
-import jax
-import numpy as np
-
 from transformer_jax.config import Config, to_json
-from transformer_jax.types import Params
-
-
-def gradient_errors(actual: Params, wanted: Params) -> Params:
-    """Returns the error of each leaf, as a share of its norm or of 1/1000 of the whole's norm."""
-    whole = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(wanted)))
-
-    def error(a: np.ndarray, b: np.ndarray) -> float:
-        difference = np.linalg.norm(np.asarray(a) - np.asarray(b))
-        return float(difference / max(np.linalg.norm(b), 1e-3 * whole))
-
-    return jax.tree.map(error, actual, wanted)
 
 
 def peak_mib(process: int | str = "self") -> float:

@@ -19,10 +19,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from configs.quickstart import get_config
-from tools.common import config_file, gradient_errors
+from tools.common import config_file
 from tools.processes import Fault, finish, start
 from transformer_jax.benchmark import results
 from transformer_jax.config import (
@@ -35,13 +34,11 @@ from transformer_jax.config import (
     TrainConfig,
     to_json,
 )
-from transformer_jax.parallel.compile import compile_step
-from transformer_jax.parallel.mesh import make_mesh, shard_batch
-from transformer_jax.parallel.parameters import shard_tree
+from transformer_jax.parallel.mesh import make_mesh
 from transformer_jax.special_ids import EOS
+from transformer_jax.training.checks import gradient, gradient_errors
 from transformer_jax.training.reporters import read_metrics
-from transformer_jax.training.setup import StepSetup, prepare_step
-from transformer_jax.training.step import gradients
+from transformer_jax.training.setup import prepare_step
 from transformer_jax.types import Batch
 
 FOLDER = Path("runs/devices")
@@ -110,15 +107,15 @@ def compare_meshes(config: Config) -> dict[str, Any]:
     meshes: dict[str, Any] = {name: {} for name in MESHES}
     for when, state in {"first step": first, "after warm-up": trained}.items():
         params = jax.tree.map(np.asarray, state.params)
-        wanted, loss = _gradient(alone, one, params, batch)
+        wanted, loss = gradient(alone, one, params, batch)
         for name, (devices, changes) in MESHES.items():
             changed = replace(config, **changes)
             mesh = make_mesh(changed.mesh, jax.devices()[:devices])
             setup = prepare_step(changed, (VOCABULARY, VOCABULARY), mesh)
-            gradient, other = _gradient(setup, mesh, params, batch)
+            computed, other = gradient(setup, mesh, params, batch)
             meshes[name][when] = {
                 "loss": abs(other / loss - 1),
-                "gradient": max(jax.tree.leaves(gradient_errors(gradient, wanted))),
+                "gradient": max(jax.tree.leaves(gradient_errors(computed, wanted))),
             }
     return meshes
 
@@ -129,18 +126,6 @@ def _batches(count: int) -> Iterator[Batch]:
     for _ in range(count):
         source = draw.integers(EOS + 1, VOCABULARY, (32, 24), np.int32)
         yield Batch(source, np.roll(source, 1, axis=1), source)
-
-
-def _gradient(setup: StepSetup, mesh: Mesh, params: Any, batch: Batch) -> tuple[Any, float]:
-    """Returns the gradient of the summed loss, and the sum."""
-
-    def step(params: Any, batch: Batch, key: Any, reduce: Any = lambda tree: tree) -> Any:
-        options = {"loss": setup.loss, "accumulate": setup.microbatches}
-        return reduce(gradients(params, batch, key, {}, **options)[:2])
-
-    run = compile_step(step, mesh, params, executor=setup.config.execution.executor)
-    gradient, total = run(shard_tree(params, mesh), shard_batch(batch, mesh), jax.random.key(1))
-    return jax.tree.map(np.asarray, gradient), float(total)
 
 
 def train(

@@ -64,6 +64,7 @@ class Fault:
     delay: float = 0.0
     process: int | None = None  # that it happens to; None: to all
     signals: tuple[int, ...] = ()  # sent to the command one by one; SIGKILL to the process itself
+    hold: str = ""  # file that is made, and whose deletion is awaited
     limit: int | None = None  # largest size of a file from now on, in bytes
     read_only: str = ""  # folder that becomes read-only, relative to the run
     compiles: bool = False  # from the start, without the programs that others have compiled
@@ -139,11 +140,15 @@ def inject(fault: Fault) -> None:
 def happen(fault: Fault) -> None:
     """Lets a fault happen."""
     time.sleep(fault.delay)
+    if fault.hold:
+        Path(fault.hold).touch()
+        while Path(fault.hold).exists():
+            time.sleep(0.02)
     if fault.limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault.limit, fault.limit))
     if fault.read_only:
         run = next(x for x in sys.argv if x.startswith("--run=")).removeprefix("--run=")
-        Path(run, fault.read_only).chmod(0o500)
+        Path(os.path.normpath(Path(run, fault.read_only))).chmod(0o500)  # a run may not be there
     command = os.getppid() if sys.argv[1].isdigit() else os.getpid()
     for number in fault.signals:
         os.kill(os.getpid() if number == SIGKILL else command, number)

@@ -38,10 +38,7 @@ from transformer_jax.attention import (
 from transformer_jax.attention.blockwise import Blocks, blockwise
 from transformer_jax.attention.kinds import Kind
 from transformer_jax.attention.scores import SCORES
-from transformer_jax.config import (
-    AttentionConfig,
-    ModelConfig,
-)
+from transformer_jax.config import AttentionConfig, ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.models.make import check_model, check_packing, make_model
 from transformer_jax.special_ids import PAD
@@ -403,13 +400,17 @@ def test_hard_attention_is_refused_with_packing() -> None:
         check_packing(model)
 
 
-def test_dropout_is_refused_with_a_kernel_that_has_none() -> None:
+def test_a_kernel_that_cannot_do_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"execution\.kernel='xla': .*; use auto or reference"):
         check_model(tiny(attention_dropout=0.1), "xla")
     with pytest.raises(
         ValueError, match=r"'blockwise': .* model\.positions='alibi' needs; use auto,"
     ):
         check_model(tiny(positions="alibi"), "blockwise")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    check_model(tiny(dtype="bfloat16"), "cudnn")
+    with pytest.raises(ValueError, match=r"kernel='cudnn': .*not float32; use xla"):
+        check_model(tiny(), "cudnn")
 
 
 def formula(inputs: AttentionInputs, params: dict[str, jax.Array], lengths: list[int]) -> Any:

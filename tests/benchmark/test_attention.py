@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -163,11 +164,11 @@ def test_matmuls_of_long_sentences_need_little_memory(length: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--kernels", "blokwise"], "kernel 'blokwise': unknown; did you mean blockwise?"),
         (["--kernels", "cudnn"], "kernel='cudnn': runs on gpu, not on cpu; use xla"),
-        (["--kernels", "nowhere:f"], "kernel 'nowhere:f': cannot be imported: No module"),
-        (["--kernels", "my_kernels:narrow"], "(JAX array of (1, 2, 8, 4), weights or None)"),
-        (["--kernels", "my_kernels:narrow"], "not (1, 2, 8, 1) and NoneType"),
+        (
+            ["--kernels", "my_kernels:narrow"],
+            "(1, 2, 8, 4), weights or None), not (1, 2, 8, 1)",
+        ),
         (["--kernels", "my_kernels:positional"], "kernel 'my_kernels:positional': TypeError: "),
         (["--kv-heads=3"], "kv_heads=3: must divide heads=2"),
         (["--kv-heads=0"], "kv_heads=0: must be at least 1"),
@@ -245,19 +246,10 @@ def test_the_summary_holds_every_ratio() -> None:
         return case | {"length": length, "kernel": kernel, "median_s": seconds} | usual | more
 
     lengths = (256, 1024, 4096)
-    records = [
-        record(
-            "blockwise",
-            batch,
-            n,
-            3e-9 * n**2,
-            auto=True,
-            ratio_to_torch=n / batch,
-            ratio_to_torch_spread=[n / 9, n],
-        )
-        for batch in (1, 8)
-        for n in lengths
-    ]
+    records = []
+    for batch, n in product((1, 8), lengths):
+        ratio = {"ratio_to_torch": n / batch, "ratio_to_torch_spread": [n / 9, n]}
+        records.append(record("blockwise", batch, n, 3e-9 * n**2, auto=True, **ratio))
     records.append(record("reference", 1, 4096, 1.0, temporaries_bytes=8 * 4096 * 10))
     records.append(record("torch", 1, 4096, 1.0, version="2", threads=4, allocator="tuned"))
     values = summary(records)

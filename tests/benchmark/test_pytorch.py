@@ -1,6 +1,5 @@
 """PyTorch's attention is timed in processes of its own."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 from transformer_jax.benchmark import attention, pytorch, timing
 from transformer_jax.benchmark.attention import Case, draw_inputs
 from transformer_jax.benchmark.exact import exact
-from transformer_jax.cli.main import main
 
 
 def fake(seconds: float) -> pytorch.Worker:
@@ -148,27 +146,3 @@ def test_pytorch_computes_the_same_attention(mask: str) -> None:
         with pytest.raises(RuntimeError, match="must divide the number of heads"):
             ask("load", [inputs[0][:, :3], *inputs[1:]], "cpu", "float32", mask, "forward")
             ask("run")
-
-
-@pytest.mark.long
-def test_the_benchmark_times_pytorch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed (the extra `peers`)")
-    monkeypatch.setattr(timing, "SAMPLE_S", 1e-4)
-    monkeypatch.setattr(attention, "MAX_SAMPLES", 2)
-    sizes = ["--lengths", "8", "--batches", "1", "--heads=2", "--head-size=4", "--masks", "full"]
-    main(["bench", "attention", *sizes, "--out", str(tmp_path / "x")])
-    contents = json.loads((tmp_path / "x.json").read_text("utf-8"))
-    torch = pytest.importorskip("torch")
-    assert contents["pytorch"]["version"] == torch.__version__
-    assert contents["pytorch"]["threads"] >= 1
-    records = [r for r in contents["records"] if r["kernel"] == "torch"]
-    assert [r["direction"] for r in records] == ["forward", "both"]
-    for record in records:
-        assert set(record["median_s_by_allocator"]) == set(pytorch.ALLOCATORS)
-        assert record["error"] < 2e-6
-    for direction in ("forward", "both"):
-        low, high = contents["ratio_to_torch_spread"][direction]["1"]["8"]
-        assert low <= contents["ratio_to_torch"][direction]["1"]["8"] <= high
-    assert "torch (" in capsys.readouterr().out

@@ -1,7 +1,5 @@
 """A browser, and the built site as a reader sees it."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil

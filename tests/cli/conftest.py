@@ -1,7 +1,5 @@
 """Keeps the tests of the command line out of the user's caches."""
 
-from __future__ import annotations
-
 import pytest
 
 from transformer_jax.cli import common

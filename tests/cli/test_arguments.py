@@ -3,8 +3,7 @@
 import pytest
 from common import flat
 
-from transformer_jax.cli.arguments import ConfigArguments, parse, split_config
-from transformer_jax.cli.commands import Translate
+from transformer_jax.cli.arguments import ConfigArguments, split_config
 from transformer_jax.cli.main import main
 from transformer_jax.config import Config, to_json
 
@@ -49,9 +48,3 @@ def test_help_config_shows_every_field(capsys: pytest.CaptureFixture[str]) -> No
     text = capsys.readouterr().out
     for name in FIELDS:
         assert f"--config.{name.replace('_', '-')} " in text
-
-
-def test_a_missing_option_is_one_line() -> None:
-    with pytest.raises(ValueError, match="--run") as caught:
-        parse(Translate, [], "transformer-jax translate")
-    assert "\n" not in str(caught.value)

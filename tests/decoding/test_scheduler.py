@@ -1,7 +1,5 @@
 """Which sentences are searched together, and when: no thread, no array, no model."""
 
-from itertools import chain
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,16 +50,6 @@ def test_pending_sentences_go_on_as_soon_as_they_fill_a_batch() -> None:
     assert begin(scheduler).sentences[0].batch == 2  # then the fresh ones
 
 
-def test_sentences_that_do_not_fit_stay_pending() -> None:
-    scheduler = Scheduler([WIDE] * 3, merge=True)
-    jobs = [begin(scheduler) for _ in range(3)]
-    pending = list(chain.from_iterable(leave(scheduler, job, 8, 2) for job in jobs))
-    merged, rest = begin(scheduler), begin(scheduler)
-    assert merged.sentences + rest.sentences == pending
-    # One that is not full is left at once, since it may join what the full one leaves.
-    assert (merged.leave_at, rest.leave_at) == (2, 4)
-
-
 def test_a_partial_batch_waits_for_those_that_are_behind() -> None:
     scheduler = Scheduler([WIDE, WIDE, NARROW], merge=True)
     first, second, narrow = (begin(scheduler) for _ in range(3))
@@ -73,15 +61,6 @@ def test_a_partial_batch_waits_for_those_that_are_behind() -> None:
     leave(scheduler, narrow, 8, 0)
     leave(scheduler, merged, 24, 0)
     assert scheduler.is_over
-
-
-def test_the_earliest_position_goes_on_first() -> None:
-    scheduler = Scheduler([WIDE, WIDE], merge=True)
-    first, second = begin(scheduler), begin(scheduler)
-    leave(scheduler, first, 24, 1)
-    leave(scheduler, second, 8, 1)
-    assert begin(scheduler).bucket.position == 8
-    assert scheduler.next_job() is None  # that at 24 waits for it
 
 
 @given(

@@ -8,15 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster_programs import (
-    BAD_INPUT,
-    FAILED,
-    FINISHED,
-    ONE_DEVICE,
-    ROOT,
-    STOPPED,
-    Programs,
-)
+from cluster_programs import BAD_INPUT, FAILED, FINISHED, ONE_DEVICE, ROOT, STOPPED, Programs
 
 from tools.common import config_file
 from transformer_jax.config import Config

@@ -8,17 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import (
-    LENGTHS,
-    VOCABULARY,
-    WORDS,
-    assert_learns,
-    build,
-    flat,
-    forward,
-    make_batch,
-    tiny,
-)
+from common import LENGTHS, VOCABULARY, WORDS, assert_learns, build, flat, forward, make_batch, tiny
 
 from transformer_jax.config import (
     AttentionConfig,

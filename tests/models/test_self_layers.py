@@ -8,13 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import (
-    assert_learns,
-    assert_steps_are_teacher_forcing,
-    build,
-    flat,
-    tiny,
-)
+from common import assert_learns, assert_steps_are_teacher_forcing, build, flat, tiny
 
 from transformer_jax.config import AttentionConfig, Config, DecodeConfig, ModelConfig
 from transformer_jax.decoding.loop import Loop

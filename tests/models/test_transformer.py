@@ -33,14 +33,10 @@ from transformer_jax.config import BASE, BIG, SMALL, TINY, ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.models.embedding import Embedding
 from transformer_jax.models.feed_forward import ACTIVATIONS, FeedForward
-from transformer_jax.models.layers import (
-    DecoderLayer,
-    EncoderLayer,
-)
+from transformer_jax.models.layers import DecoderLayer, EncoderLayer
 from transformer_jax.models.make import check_model, count_parameters
 from transformer_jax.models.transformer import Transformer
 from transformer_jax.special_ids import PAD
-from transformer_jax.types import Batch
 
 pytestmark = pytest.mark.usefixtures("strict")
 
@@ -146,16 +142,7 @@ def test_variants_learn_all_that_they_hold(variant: ModelConfig) -> None:
     assert_learns(variant)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"norm_eps": 0.1},
-        {"embedding_scale": 1.0},
-        {"activation": "gelu"},
-        {"activation": "silu"},
-        {"position_layout": "halves"},
-    ],
-)
+@pytest.mark.parametrize("changes", [{"norm_eps": 0.1}, {"embedding_scale": 1.0}])
 def test_options_change_the_output(changes: dict[str, Any]) -> None:
     batch = make_batch(LENGTHS)
     (plain, _), (changed, _) = forward(tiny())(batch), forward(tiny(**changes))(batch)
@@ -211,16 +198,6 @@ def test_bfloat16_computes_near_float32() -> None:
     assert memory.dtype == jnp.bfloat16
 
 
-def test_weights_are_returned_by_layer() -> None:
-    _, weights = forward(tiny(layers=2))(make_batch(LENGTHS))
-    names = [f"encoder/{i}/self_attention" for i in range(2)]
-    names += [f"decoder/{i}/{kind}_attention" for i in range(2) for kind in ("self", "cross")]
-    assert sorted(weights) == sorted(names)
-    assert weights["decoder/0/cross_attention"].shape == (4, 2, 6, 7)
-    for each in weights.values():
-        np.testing.assert_allclose(each.sum(-1), 1.0, rtol=1e-5)
-
-
 @pytest.mark.parametrize("where", ["dropout", "attention_dropout", "ffn_dropout"])
 def test_dropout_with_a_key(where: str) -> None:
     batch = make_batch(LENGTHS)
@@ -253,19 +230,6 @@ def test_dropout_is_on_embeddings_and_on_what_every_sublayer_adds() -> None:
     assert abs(unchanged(Embedding(config, 11), 0.0, ids, method=embed) - 1 / 2) < 0.055
     assert abs(unchanged(EncoderLayer(config), x, x, context) - 1 / 4) < 0.05
     assert abs(unchanged(DecoderLayer(config), x, x, method=decode) - 1 / 8) < 0.04
-
-
-def test_no_key_is_no_dropout() -> None:
-    config = tiny(dropout=0.5, attention_dropout=0.5, ffn_dropout=0.5)
-    batch = make_batch(LENGTHS)
-    np.testing.assert_array_equal(forward(config)(batch)[0], forward(tiny())(batch)[0])
-
-
-def test_rows_do_not_depend_on_each_other() -> None:
-    run, batch = forward(tiny()), make_batch(LENGTHS)
-    (logits, _) = run(batch)
-    reverse, _ = run(Batch(*(x[::-1] for x in batch[:3])))
-    np.testing.assert_allclose(reverse[::-1], logits, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])

@@ -171,17 +171,3 @@ def test_donation_leaves_the_callers_numpy_arrays_alone(how: Any, devices: int) 
     assert state.is_deleted()
     assert not mine.any()
     np.testing.assert_array_equal(after, 1.0)
-
-
-def test_rows_are_split_and_the_rest_is_everywhere() -> None:
-    mesh = make_mesh()
-    batch = shard_batch(BATCH, mesh)
-    for mine, theirs in zip(batch[:3], BATCH[:3], strict=True):
-        assert {shard.data.shape[0] for shard in mine.addressable_shards} == {2}
-        np.testing.assert_array_equal(mine, theirs)
-    assert batch.source_segments is None
-    rows = compile_step(lambda state, batch: state + batch.source, mesh)
-    replicated = replicate(np.int32(1), mesh)
-    for everywhere in (replicated, rows(replicated, batch)):
-        assert everywhere.sharding.is_fully_replicated
-        assert len(everywhere.addressable_shards) == 8

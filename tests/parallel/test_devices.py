@@ -30,44 +30,34 @@ def within(folder: str, files: dict[str, str]) -> dict[str, str]:
 
 V1, V2 = "sys/fs/cgroup/memory", "sys/fs/cgroup"
 UNLIMITED = 2**63 - 4096
+OWN = f"{V2}/jobs/one"
 
 CASES = {
-    "no groups": (SYSTEM, 3_072_000),
-    "no limit": (SYSTEM | OWN_GROUP | within(f"{V2}/jobs/one", version_2("max", 9, 0)), 3_072_000),
-    "own limit": (
-        SYSTEM | OWN_GROUP | within(f"{V2}/jobs/one", version_2("100000", 30000, 0)),
-        70_000,
-    ),
+    "no groups": ({}, 3_072_000),
+    "no limit": (OWN_GROUP | within(OWN, version_2("max", 9, 0)), 3_072_000),
     "page cache is reclaimable": (
-        SYSTEM | OWN_GROUP | within(f"{V2}/jobs/one", version_2("100000", 30000, 20000)),
+        OWN_GROUP | within(OWN, version_2("100000", 30000, 20000)),
         90_000,
     ),
     "a limit above": (
-        SYSTEM
-        | OWN_GROUP
-        | within(f"{V2}/jobs/one", version_2("100000", 30000, 0))
+        OWN_GROUP
+        | within(OWN, version_2("100000", 30000, 0))
         | within(f"{V2}/jobs", version_2("100000", 40000, 0)),
         60_000,
     ),
-    "more is used than the limit": (
-        SYSTEM | OWN_GROUP | within(f"{V2}/jobs/one", version_2("100000", 130000, 0)),
-        0,
-    ),
+    "more is used than the limit": (OWN_GROUP | within(OWN, version_2("100000", 130000, 0)), 0),
     "a container, whose own group is at the top": (
-        SYSTEM | {"proc/self/cgroup": "0::/\n"} | within(V2, version_2("100000", 30000, 0)),
+        {"proc/self/cgroup": "0::/\n"} | within(V2, version_2("100000", 30000, 0)),
         70_000,
     ),
     "version 1": (
-        SYSTEM
-        | {"proc/self/cgroup": "5:cpu:/jobs\n4:memory:/jobs\n0::/\n"}
+        {"proc/self/cgroup": "5:cpu:/jobs\n4:memory:/jobs\n0::/\n"}
         | within(V1, version_1(UNLIMITED, 50, 0))
         | within(f"{V1}/jobs", version_1(200000, 50000, 10000)),
         160_000,
     ),
     "version 1, a container whose group above is not mounted": (
-        SYSTEM
-        | {"proc/self/cgroup": "4:cpu,memory:/host/abc\n"}
-        | within(V1, version_1(200000, 50000, 0)),
+        {"proc/self/cgroup": "4:cpu,memory:/host/abc\n"} | within(V1, version_1(200000, 50000, 0)),
         150_000,
     ),
 }
@@ -76,7 +66,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_free_memory_is_the_least_that_is_left(name: str, tmp_path: Path) -> None:
     files, wanted = CASES[name]
-    for path, text in files.items():
+    for path, text in (SYSTEM | files).items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text, "utf-8")
     assert free_host_memory(tmp_path) == wanted

@@ -22,7 +22,6 @@ from transformer_jax.parallel.mesh import (
     MESH_AXES,
     check_mesh,
     constrain_to,
-    data_parallel_size,
     make_mesh,
     mesh_shape,
     partition,
@@ -34,11 +33,6 @@ from transformer_jax.parallel.parameters import MIN_SHARDED_SIZE, partition_tree
 from transformer_jax.training.optimizer import make_optimizer
 from transformer_jax.training.step import init_state
 from transformer_jax.types import Batch, unconstrained
-
-
-def test_the_size_of_data_parallelism_is_that_of_its_axis() -> None:
-    assert data_parallel_size(make_mesh()) == 8
-    assert data_parallel_size(make_mesh(devices=jax.devices()[:2])) == 2
 
 
 @pytest.mark.parametrize(
@@ -54,23 +48,6 @@ def test_the_mesh_takes_all_devices(
     config: MeshConfig, devices: int, shape: tuple[int, int, int]
 ) -> None:
     assert mesh_shape(config, devices) == shape
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (
-            MeshConfig(data=3, fsdp=4),
-            "mesh.data=3, mesh.fsdp=4, mesh.tensor=1: needs 12 devices, not 8; the "
-            "nearest that fits is mesh.data=2 mesh.fsdp=4 mesh.tensor=1",
-        ),
-        (MeshConfig(tensor=3), "mesh.data=-1, mesh.fsdp=1, mesh.tensor=3: needs a multiple of 3"),
-        (MeshConfig(fsdp=16), "needs a multiple of 16 devices, not 8; the nearest"),
-    ],
-)
-def test_a_mesh_of_another_number_of_devices_is_refused(config: MeshConfig, message: str) -> None:
-    with pytest.raises(UserError, match=re.escape(message)):
-        make_mesh(config)
 
 
 @pytest.mark.parametrize(

@@ -15,17 +15,16 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from common import error_line
+from common import error_line, wait_for
 from object_store import Bucket
 
 from tools.common import config_file
-from tools.processes import children, wait_for
+from tools.processes import children
 from transformer_jax.cli.launch import _without_processes
 from transformer_jax.config import Config, TokenizerConfig
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, find_path
-from transformer_jax.parallel import processes
 from transformer_jax.runs import checkpoint, lock, run
 from transformer_jax.runs.run import Run
 from transformer_jax.training import setup
@@ -441,16 +440,3 @@ def test_pmap_runs_in_one_process(tiny_config: Config, monkeypatch: pytest.Monke
 def test_children_are_given_the_other_arguments() -> None:
     arguments = ["train", "--processes", "2", "--run=r", "--new", "--processes=3"]
     assert _without_processes(arguments) == ["train", "--run=r", "--new"]
-
-
-def test_one_process_is_its_own_coordinator() -> None:
-    assert processes.this_process() == (0, 1)
-    assert processes.is_coordinator()
-    assert processes.broadcast(7) == 7
-    assert processes.any_process(True)
-    assert not processes.any_process(False)
-    assert processes.gather(np.arange(3)).tolist() == [0, 1, 2]
-    assert list(processes.stream(iter("abc"))) == ["a", "b", "c"]
-    with pytest.raises(UserError, match="gone"), processes.share_errors():
-        raise UserError("gone")
-    processes.wait_for_all("test")

@@ -1,7 +1,5 @@
 """Compiled programs are kept where only their user can change them, whole, and up to a limit."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,18 +46,14 @@ def entry(folder: Path) -> Path:
     return path
 
 
-def test_the_users_folder_is_private(programs: Path) -> None:
+@pytest.mark.parametrize("mode", [None, 0o755, 0o775, 0o1777])
+def test_the_users_folder_is_or_becomes_private(programs: Path, mode: int | None) -> None:
+    if mode is not None:
+        programs.mkdir(parents=True)
+        programs.chmod(mode)
     cache_programs()
     assert programs.stat().st_mode & 0o7777 == 0o700
     assert getattr(jax.config, OPTIONS[0]) == str(programs)
-
-
-@pytest.mark.parametrize("mode", [0o755, 0o775, 0o1777])
-def test_the_users_folder_becomes_private(programs: Path, mode: int) -> None:
-    programs.mkdir(parents=True)
-    programs.chmod(mode)
-    cache_programs()
-    assert programs.stat().st_mode & 0o7777 == 0o700
 
 
 def test_the_folder_of_another_user_is_refused(
@@ -111,27 +105,15 @@ def test_training_does_without_a_folder_that_cannot_be_made(
     assert said.endswith(f"; name another folder in {VARIABLE}")
 
 
-def flipped(content: bytes) -> bytes:
-    """Another byte in the middle."""
-    place = len(content) // 2
-    return content[:place] + bytes([content[place] ^ 16]) + content[place + 1 :]
-
-
-@pytest.mark.parametrize("checked", [False, True], ids=("new", "checked"))
-@pytest.mark.parametrize("damage", ["cut", "emptied", "flipped", "other"])
+@pytest.mark.parametrize("damage", ["cut", "emptied", "flipped"])
 def test_a_damaged_file_is_replaced(
-    programs: Path, caplog: pytest.LogCaptureFixture, damage: str, checked: bool
+    programs: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     wanted = compiled()
-    if checked:
-        cache_programs()
+    cache_programs()
     content = entry(programs).read_bytes()
-    damaged = {
-        "cut": content[:-20],
-        "emptied": b"",
-        "flipped": flipped(content),
-        "other": b"no program",
-    }
+    cut, (byte, *rest) = content[: len(content) // 2], content[len(content) // 2 :]
+    damaged = {"cut": cut, "emptied": b"", "flipped": cut + bytes([byte ^ 16, *rest])}
     entry(programs).write_bytes(damaged[damage])
     assert caplog.messages == []
     assert compiled() == wanted
@@ -140,19 +122,6 @@ def test_a_damaged_file_is_replaced(
     assert len(entry(programs).read_bytes()) > len(content) // 2  # its time of compilation differs
     caplog.clear()
     assert compiled() == wanted
-    assert caplog.messages == []
-
-
-def test_a_damaged_file_whose_date_is_old_is_not_used(
-    programs: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As by a fault of the disk: JAX compares what it reads with a checksum."""
-    wanted = compiled()
-    cache_programs()
-    entry(programs).write_bytes(flipped(entry(programs).read_bytes()))
-    os.utime(entry(programs), (2000, 2000))
-    with pytest.warns(UserWarning, match="Error reading persistent compilation cache"):
-        assert compiled() == wanted
     assert caplog.messages == []
 
 

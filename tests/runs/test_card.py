@@ -138,14 +138,9 @@ BAD: list[tuple[Edit, str]] = [
     (lambda stored: stored.update(format=2), "format=2: this version reads 1"),
     (lambda stored: stored["config"].update(modle=1), "modle: unknown key; did you mean model?"),
     (lambda stored: stored.pop("provenance"), "provenance.order is missing or damaged"),
-    (lambda stored: stored["provenance"].pop("versions"), "provenance.versions is missing"),
     (
         lambda stored: stored["provenance"]["data_digests"].pop("dev"),
         "provenance.data_digests.dev is missing or damaged",
-    ),
-    (
-        lambda stored: stored["provenance"]["data_digests"]["train"].clear(),
-        "provenance.data_digests.train is missing or damaged",
     ),
     (
         lambda stored: stored["config"]["execution"].update(kernel="own_kernels:fast"),
@@ -156,14 +151,9 @@ BAD: list[tuple[Edit, str]] = [
         "starts with the parameters of runs/first; give --init-from",
     ),
     (
-        lambda stored: stored["provenance"].update(init_from={"step": 3}),
-        "provenance.init_from is missing or damaged",
-    ),
-    (
         lambda stored: stored["provenance"].update(order=VERSION + 1),
         f"provenance.order={VERSION + 1}: this version reads {VERSION}",
     ),
-    (lambda stored: stored["provenance"].pop("order"), "provenance.order is missing or damaged"),
     (
         lambda stored: stored["provenance"]["versions"].clear(),
         "other versions are installed (python none -> ",
@@ -198,7 +188,6 @@ def test_bad_cards_are_one_line(
         ("{", "not JSON"),
         ('{"bleu": 3}', 'is no result with a run card: "card" is missing'),
         ("[1]", 'is no result with a run card: "card" is missing'),
-        ('{"card": 3}', 'is no result with a run card: "card" is missing'),
         ('{"rows": {"a": 3}}', "name one of its rows, as FILE#ROW: a"),
     ],
 )

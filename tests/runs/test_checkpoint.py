@@ -1,7 +1,5 @@
 """Checkpoints come back bit for bit or not at all."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -23,7 +21,7 @@ from object_store import Bucket
 from transformer_jax.config import Config, OptimizerConfig
 from transformer_jax.files import AnyPath, files_below, find_path, json_digest
 from transformer_jax.parallel.mesh import make_mesh, replicate
-from transformer_jax.runs import checkpoint, manifest
+from transformer_jax.runs import checkpoint
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.manifest import FORMAT
 from transformer_jax.training.optimizer import make_optimizer
@@ -72,9 +70,10 @@ def same_bits(a: Any, b: Any) -> bool:
 def edit_manifest(folder: Path, step: int, change: Any) -> None:
     path = folder / f"{step:08d}" / "manifest.json"
     values = json.loads(path.read_text())
-    del values["sha256"]
     change(values)
-    path.write_text(json.dumps(values | {"sha256": json_digest(values)}))
+    if values.pop("sha256", None):
+        values["sha256"] = json_digest(values)
+    path.write_text(json.dumps(values))
 
 
 def test_state_returns_bit_for_bit(tmp_path: Path) -> None:
@@ -214,24 +213,6 @@ with checkpoint.Checkpoints(pathlib.Path(sys.argv[1]), keep=2) as checkpoints:
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"{n:08d}" for n in (1, 2, 4)]
 
 
-def test_a_folder_appears_when_its_checkpoint_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until then, a whole one of the same step is there."""
-    names: list[list[str]] = []
-    write = manifest.write
-
-    def look(*arguments: Any) -> None:
-        names.append(sorted(path.name for path in tmp_path.iterdir()))
-        write(*arguments)
-
-    monkeypatch.setattr(manifest, "write", look)
-    save(tmp_path, 1)
-    save(tmp_path, 1)
-    assert names == [["00000001.new1"], ["00000001", "00000001.new1"]]
-    assert checkpoint.steps(tmp_path) == [1]
-
-
 def test_other_devices(tmp_path: Path) -> None:
     """What one device saved is restored to four, and the other way round."""
     save(tmp_path, 1)
@@ -332,21 +313,12 @@ def test_a_file_outside_the_checkpoint_is_none_of_it(tmp_path: Path, name: str) 
         lambda manifest: manifest.update(step=2),
         lambda manifest: manifest.pop("best"),
         lambda manifest: manifest.update(files=[]),
+        lambda manifest: manifest.pop("sha256"),
     ],
 )
 def test_odd_manifest_is_refused(tmp_path: Path, change: Any) -> None:
     save(tmp_path, 1)
     edit_manifest(tmp_path, 1, change)
-    with pytest.raises(ValueError, match=r"checkpoint 1 in .*: manifest\.json is damaged"):
-        checkpoint.progress(tmp_path, 1)
-
-
-def test_a_manifest_without_a_digest_is_refused(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    path = tmp_path / "00000001" / "manifest.json"
-    values = json.loads(path.read_text())
-    del values["sha256"]
-    path.write_text(json.dumps(values))
     with pytest.raises(ValueError, match=r"checkpoint 1 in .*: manifest\.json is damaged"):
         checkpoint.progress(tmp_path, 1)
 

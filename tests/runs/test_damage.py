@@ -1,7 +1,5 @@
 """A damaged run names the file and continues from an older checkpoint, or changes nothing."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Runs and checkpoints in a bucket, where nothing can be renamed or appended to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The reference of the site has every module and every command, and finds names."""
+"""The reference of the site has every module and every command."""
 
 from pathlib import Path
 
@@ -19,17 +19,3 @@ def test_every_module_has_a_place(tmp_path: Path) -> None:
             assert f".. automodule:: {name}\n" in texts[parts[1]]
     for command in COMMANDS:
         assert f"usage: transformer-jax {command} [-h]" in texts["commands"]
-
-
-def test_names_are_found() -> None:
-    assert reference.full_name("decoding.beam.beam_search") == (
-        "transformer_jax.decoding.beam.beam_search"
-    )
-    assert reference.full_name("transformer_jax.config") == "transformer_jax.config"
-    for other in ("model.layers", "decoding.beam.none", "config.json", "beam_search", "a b"):
-        assert reference.full_name(other) is None
-
-
-def test_docstrings_become_restructuredtext() -> None:
-    assert reference.paragraph("of `N`s, a*b") == r"of ``N``\ s, a\*b"
-    assert reference.paragraph("    a  b\n    c") == "::\n\n    a  b\n    c"

@@ -28,13 +28,6 @@ def problems_of(folder: Path, page: str, style: str) -> set[tuple[str, ...]]:
     return {tuple(problem.split(": ")) for problem in site.problems(folder)}
 
 
-def test_a_site_without_problems(tmp_path: Path) -> None:
-    style = "p { background: url(data:image/svg+xml;utf8,x); }"
-    assert problems_of(tmp_path, GOOD, style) == set()
-    (tmp_path / "empty").mkdir()
-    assert len(list(site.problems(tmp_path / "empty"))) == 1
-
-
 def test_problems_are_found(tmp_path: Path) -> None:
     links = [f"//x.org/{name}" for name in ("a.css", "b.png", "d.png")]
     links += ["http://x.org/c", "http://x.org/e.png", "http://x.org/f.css", "https://x.org/g"]

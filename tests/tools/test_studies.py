@@ -1,11 +1,8 @@
 """The studies: their configs are those of the committed cards, and their summaries are right."""
 
 import json
-import math
-import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -56,25 +53,6 @@ def test_the_committed_translations_have_the_scores_of_the_result(name: str) -> 
             assert kept(sources, references, lines) == stated["kept"]
 
 
-def test_only_differences_of_two_standard_deviations_are_called_differences() -> None:
-    # Each pair of seeds has a standard deviation of √½, and so has a difference of two means.
-    changed = {"shallow_decoder": (36.0, 37.0), "r_drop": (39.0, 40.0), "bpe_dropout": (41.0, 42.0)}
-    losses = {"best_step": 2, "evaluations": [{"step": 1, "loss": 9.0}, {"step": 2, "loss": 3.0}]}
-    rows: dict[str, dict[str, Any]] = {
-        f"{name}_{seed}": dict.fromkeys(("val_bleu", "bleu_cased_13a", "minutes"), value) | losses
-        for name in studies.CHANGES
-        for seed, value in enumerate(changed.get(name, (38.0, 39.0)))
-    }
-    summary = studies.compare_changes(rows, studies.MULTI30K)
-    assert summary["deviation_of_a_seed"] == pytest.approx(math.sqrt(0.5))
-    verdicts = {name: values["verdict"] for name, values in summary["changes"].items()}
-    assert verdicts.pop("shallow_decoder") == "worse"
-    assert verdicts.pop("bpe_dropout") == "better"
-    assert set(verdicts.values()) == {"none"}
-    assert summary["changes"]["r_drop"]["difference"] == pytest.approx(1.0)
-    assert summary["changes"]["r_drop"]["mean_loss"] == 3.0
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["multi30k_seeds", "ablations"])
 def test_summaries_are_those_of_the_committed_rows(name: str) -> None:
@@ -104,13 +82,3 @@ def test_the_reverse_run_sees_the_few_pairs_and_translates_the_others(
     assert {train[2], f"--pairs={tmp_path}/3.tsv", f"--text={tmp_path}/3.rest.de"} < {*translate}
     back = STUDIES["small_data"].rows["back_3000"]["data.train"][1]
     assert f"--output={back}" in STUDIES["small_data"].before["back_3000"][1]
-
-
-def test_make_names_every_study_and_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = subprocess.run(["make", "help"], capture_output=True, text=True, check=True).stdout
-    names = {*STUDIES, *(path.stem for path in results.FOLDER.glob("*.json"))}
-    assert [name for name in names if name not in text] == []
-    monkeypatch.setattr(studies, "restart_with_allocator", lambda: None)
-    monkeypatch.setattr("sys.argv", ["studies", "ablation"])
-    with pytest.raises(SystemExit, match="NAME=ablation: must be one of multi30k_en_de, "):
-        studies.main()

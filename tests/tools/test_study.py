@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tools import study
 from tools.common import config_file
 from tools.scores import Data, translations
 from tools.study import Study, kept, outputs_file, run_study, train_each
@@ -122,17 +121,3 @@ def test_the_data_of_a_row_may_be_elsewhere(finished: Run, tmp_path: Path) -> No
     assert kept("tiny", elsewhere) == {}
     moved[0].unlink()
     assert kept("tiny", elsewhere) == {}
-
-
-def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 4, 5})
-    assert study._places(9) == [{3}, {4}, {5}]
-    assert study._places(2) == [{3, 5}, {4}]
-    assert study._places(1) == [{3, 4, 5}]
-    monkeypatch.setattr(study.jax, "default_backend", lambda: "gpu")
-    assert study._places(2) == [{3, 4, 5}]
-
-
-def test_an_unknown_run_is_refused(tiny: Study) -> None:
-    with pytest.raises(SystemExit, match="--only c: unknown; known are a, b"):
-        run_study("tiny", tiny, only=["b", "c"])

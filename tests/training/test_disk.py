@@ -3,19 +3,20 @@
 import re
 import resource
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from common import error_line
+from common import error_line, wait_for
 from training_process import reference
 
 from tools.common import config_file
 from tools.damage import contents
-from tools.faults import Case, locks
-from tools.processes import Fault
+from tools.faults import Case
+from tools.processes import Fault, finish
 from transformer_jax.config import Config
-from transformer_jax.runs import run
+from transformer_jax.runs import lock, run
 from transformer_jax.training.trainer import train
 
 
@@ -99,7 +100,22 @@ def test_a_folder_that_cannot_be_written_is_named(
 def test_a_job_started_again_changes_nothing_while_the_first_one_saves(
     tiny_config: Config, finished: run.Run, tmp_path: Path
 ) -> None:
-    row = locks(reference(tiny_config, finished, tmp_path))
-    assert row["mismatches"] == []
-    assert row["free_after_kill_s"] < 1
-    assert re.search("is in use by a process on .*; wait for", row["second"]["message"])
+    whole = reference(tiny_config, finished, tmp_path)
+    folder = whole.fresh()
+    held = folder.with_name("held")
+    first = whole.start(folder, Fault(r"open .*/\.manifest\.json", hold=str(held)))
+    wait_for(held, first)  # it saves
+    before = contents(folder)
+    second = whole.train(folder)
+    assert second["status"] == 2
+    assert re.search("is in use by a process on .*; wait for", second["message"])
+    after = contents(folder)  # the first one may have logged more steps
+    assert [name for name in before if not after[name].startswith(before[name])] == []
+    held.unlink()
+    wait_for(folder / "checkpoints/00000004", first)
+    first.kill()
+    finish(first)
+    began = time.monotonic()
+    with lock.locked(folder):
+        assert time.monotonic() - began < 1
+    assert whole.mismatches(folder) == []

@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 import pytest
+from common import wait_for
 from training_process import assert_same, reference, two_processes
 
 from tools.faults import signal_case
-from tools.processes import Fault, children, finish, wait_for
+from tools.processes import Fault, children, finish
 from transformer_jax.config import Config
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.training import signals, validation

@@ -345,6 +345,24 @@ class Inspect(ModelOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Check(ModelOptions):
+    """Check a config, its data and code of your own on a small model; status 1 if a check fails.
+
+    transformer-jax check --config=my_config.py --import my_attention
+    """
+
+    takes_config = True
+
+    run: Annotated[str | None, arg(metavar="PATH")] = None
+    """Folder of a run, whose config and tokenizer to check."""
+
+    def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli import check
+
+        check.run(self, config)
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchAttention(AttentionBenchmark, Options):
     """Compare kernels of attention, and PyTorch's if installed, by time, memory and error.
 
@@ -383,6 +401,7 @@ COMMANDS: dict[str, type[Options]] = {
     "average": Average,
     "export": Export,
     "inspect": Inspect,
+    "check": Check,
     "bench attention": BenchAttention,
 }
 """Options by command."""

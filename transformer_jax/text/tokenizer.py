@@ -113,6 +113,10 @@ class Tokenizer:
         model_ids = [self._to_model[i] for i in ids if i not in _NAMES]
         return _one_line(self._processor.decode(model_ids))
 
+    def normalize(self, text: str) -> str:
+        """Returns `text` as the model sees it, which is what decoding its ids gives."""
+        return _one_line(self._processor.normalize(_valid(text)).replace("▁", " "))
+
     def find(self, piece: str) -> int:
         """Returns the id of a piece. UserError: the vocabulary has no such piece."""
         names = {name: i for i, name in _NAMES.items()}

@@ -1,0 +1,94 @@
+"""`transformer-jax check` names what is broken in code of one's own, and nothing else."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broken import LAYERS
+from common import tiny
+
+from tools.common import config_file
+from transformer_jax.cli.main import main
+from transformer_jax.config import AttentionConfig, Config, TokenizerConfig
+from transformer_jax.text.tokenizer import train as train_tokenizers
+from transformer_jax.training.checks import CHECKS, Subject
+
+OF_MODEL = {"decoding with caches", "what positions see", "padding", "packing", "accumulation"}
+
+
+def failures(config: Config, folder: Path, names: set[str]) -> set[str]:
+    """The checks that fail."""
+    subject, failed = Subject.of(config, None, (), folder), set()
+    for name in names:
+        function, limits = CHECKS[name]
+        failed |= set() if function(subject) <= limits[config.model.dtype] else {name}
+    return failed
+
+
+@pytest.mark.parametrize(
+    ("layer", "wanted"),
+    [
+        ("Mean", set()),
+        ("LosesItsState", {"decoding with caches"}),
+        pytest.param("ForgetsWhenItGrows", {"decoding with caches"}, marks=pytest.mark.long),
+        pytest.param("AveragesItsLoss", {"accumulation"}, marks=pytest.mark.long),
+        pytest.param(
+            "SeesTheNext",
+            {"decoding with caches", "what positions see", "padding"},
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_a_broken_layer_is_named(
+    layer: str, wanted: set[str], tiny_config: Config, tmp_path: Path
+) -> None:
+    assert layer in {each.__name__ for each in LAYERS}
+    config = replace(tiny_config, model=tiny(self_layer=layer))
+    assert failures(config, tmp_path, OF_MODEL - {"packing"}) == wanted
+
+
+@pytest.mark.long
+def test_a_broken_kind_is_named(tiny_config: Config, tmp_path: Path) -> None:
+    attention = AttentionConfig(kind="causal_by_two")
+    config = replace(tiny_config, model=tiny(decoder_attention=attention))
+    wanted = {"decoding with caches", "what positions see", "padding", "packing"}
+    assert failures(config, tmp_path, OF_MODEL) == wanted
+
+
+def test_a_broken_kernel_is_named(tiny_config: Config, tmp_path: Path) -> None:
+    execution = replace(tiny_config.execution, kernel="broken:sees_padding")
+    config = replace(tiny_config, model=tiny(), execution=execution)
+    names = {"what positions see", "padding"}
+    assert failures(config, tmp_path, names) == names
+
+
+@pytest.mark.long
+def test_the_command(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A loss that is averaged on each device is found on several devices, in another process."""
+    monkeypatch.chdir(Path(__file__).parents[1])  # where the other process finds the module, too
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    path = config_file(replace(tiny_config, model=tiny()), tmp_path / "config.py")
+    command = ["check", f"--config={path}", "--import=broken"]
+    main(command)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:10].strip() for line in lines] == ["ok"] * len(CHECKS)
+    broken = ["--config.model.self-layer=AveragesItsLoss", "--config.execution.executor=pmap"]
+    with pytest.raises(SystemExit, match="1"):
+        main([*command, *broken, "--config.data.packing=False"])
+    lines = capsys.readouterr().out.splitlines()
+    failed = {line[10:30].strip() for line in lines if line.startswith("FAILED")}
+    assert failed == {"accumulation", "several devices"}
+    assert [line for line in lines if line.startswith("left out  packing")]
+
+
+def test_a_tokenizer_that_loses_text_is_named(tiny_config: Config, tmp_path: Path) -> None:
+    config = replace(tiny_config, model=tiny())
+    subject = Subject.of(config, None, (), tmp_path)
+    assert CHECKS["tokenizing"][0](subject) == 0
+    other = [[(f"{source} €", target) for source, target in subject.lines[0]]]
+    lossy = train_tokenizers(subject.lines[0], TokenizerConfig(kind="word", vocabulary=300))
+    changed = replace(subject, lines=other, tokenizers=lossy)
+    assert CHECKS["tokenizing"][0](changed) == 0.5

@@ -1,0 +1,525 @@
+"""Checks of a config, its data and code of one's own, on a small model: `transformer-jax check`.
+
+Each check computes the same in two ways that must agree, and reports the largest difference. Tests
+of the package call the same functions.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.config import ROLES, Config, MeshConfig, ModelConfig, from_json, to_json
+from transformer_jax.data.buckets import Plan, Shape, group, pack
+from transformer_jax.data.dataset import Examples, tokenize
+from transformer_jax.data.loader import make_batch
+from transformer_jax.errors import UserError
+from transformer_jax.models.embedding import Embedding
+from transformer_jax.models.make import abstract_model, check_packing
+from transformer_jax.models.transformer import Model
+from transformer_jax.parallel.compile import compile_step
+from transformer_jax.parallel.mesh import make_mesh, shard_batch
+from transformer_jax.parallel.parameters import shard_tree
+from transformer_jax.runs import checkpoint
+from transformer_jax.special_ids import PAD
+from transformer_jax.text import tokenizer
+from transformer_jax.text.corpus import Corpora, Pair
+from transformer_jax.text.tokenizer import Tokenizers
+from transformer_jax.training.setup import StepSetup, check_config, prepare_step
+from transformer_jax.training.step import gradients
+from transformer_jax.training.trainer import train
+from transformer_jax.types import Batch, Params
+from transformer_jax.user_code import import_module, search_current_folder
+
+TOKENIZED = 20_000
+"""Pairs of each corpus that the tokenizer is trained on, unless the config names its models."""
+PAIRS, TOKENS = 64, 24
+"""Pairs of each corpus that the model is checked on, and the tokens that are kept of a sentence."""
+ROWS = 8
+TREES = ("weights", "training")
+"""The parts of a checkpoint."""
+Limits = Mapping[str, float]
+"""The largest difference by type of the computation."""
+
+LOGITS: Limits = {"float32": 1e-5, "bfloat16": 5e-2}
+"""As a share of the largest logit."""
+GRADIENTS: Limits = {"float32": 1e-3, "bfloat16": 0.2}
+"""As shares of norms. A ReLU that is 0 but for rounding is on in one program and off in another."""
+EXACT: Limits = {"float32": 0.0, "bfloat16": 0.0}
+
+
+class Result(NamedTuple):
+    """The outcome of a check."""
+
+    name: str
+    difference: float | None  # None: the check does not apply
+    limit: float
+    about: str = ""  # what has failed, or why the check does not apply
+
+    @property
+    def passed(self) -> bool:
+        """Whether the difference is within the limit, or the check does not apply."""
+        return self.difference is None or self.difference <= self.limit
+
+
+def check(
+    config: Config, tokenizers: Tokenizers | None = None, modules: Sequence[str] = ()
+) -> Iterator[Result]:
+    """Yields the outcome of each check of a config, on a model of the same kind that is smaller.
+
+    tokenizers: None: they are trained on the first pairs. modules: of one's own, which have been
+    imported, and which the process with several devices imports as well. UserError: as
+    `check_config`, or a corpus cannot be read.
+    """
+    check_config(config)
+    with tempfile.TemporaryDirectory() as folder:
+        subject = Subject.of(config, tokenizers, modules, Path(folder))
+        for name, (function, limits) in CHECKS.items():
+            try:
+                difference, about = function(subject), ""
+            except NotApplicable as reason:
+                difference, about = None, str(reason)
+            except Exception as error:  # code of one's own may raise anything
+                first = next(iter(str(error).splitlines()), "")
+                difference, about = np.inf, f"{type(error).__name__}: {first}"
+            yield Result(name, difference, limits[config.model.dtype], about)
+
+
+class NotApplicable(Exception):
+    """Raised by a check of what the config does not have."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is checked: a small model with random parameters, and pairs of the corpora."""
+
+    config: Config
+    tokenizers: Tokenizers
+    modules: Sequence[str]
+    folder: Path
+    lines: Sequence[Sequence[Pair]]  # of each corpus
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        tokenizers: Tokenizers | None,
+        modules: Sequence[str],
+        folder: Path,
+    ) -> "Subject":
+        """Returns the subject for a config, with its files in `folder`."""
+        corpora = Corpora.of(config.data).train
+        lines = [list(islice(corpus.pairs(), TOKENIZED)) for corpus in corpora]
+        if tokenizers is None:
+            options = replace(config.tokenizer, vocabulary=min(config.tokenizer.vocabulary, 8000))
+            tokenizers = tokenizer.train((pair for each in lines for pair in each), options)
+        tokenizer.save(tokenizers, folder)
+        models = sorted(str(path) for path in folder.glob("*.model"))  # the source's is first
+        names = []
+        for number, each in enumerate(lines):
+            path = folder / f"{number}.tsv"
+            rows = islice(filter(all, (_cut_pair(pair, tokenizers) for pair in each)), PAIRS)
+            path.write_text("".join(f"{source}\t{target}\n" for source, target in rows), "utf-8")
+            names.append(str(path))
+        small = replace(
+            config,
+            model=cut(config.model),
+            tokenizer=replace(config.tokenizer, models=tuple(models), joint=len(models) == 1),
+            data=replace(
+                config.data,
+                train=tuple(names),
+                dev=(),
+                max_ratio=1000.0,
+                batch_tokens=ROWS * 2 * TOKENS,
+                shapes=1,
+                packed_length=2 * TOKENS,
+                cache=str(folder / "cache"),
+            ),
+            optimizer=replace(config.optimizer, accumulate=1, microbatch_tokens=None),
+            execution=replace(config.execution, remat="none"),
+        )
+        return cls(small, tokenizers, modules, folder, lines)
+
+    @cached_property
+    def setup(self) -> StepSetup:
+        """The step on one device, without dropout."""
+        return _on_one_device(self.config, self.tokenizers.sizes)
+
+    @cached_property
+    def params(self) -> Params:
+        """Random parameters."""
+        return random_params(self.setup.model)
+
+    @cached_property
+    def examples(self) -> Examples:
+        """The first pairs of the corpora, at most `ROWS`."""
+        corpora = Corpora.of(self.config.data).train
+        options: Any = {"max_length": self.config.model.max_length, "filters": True}
+        examples = tokenize(corpora, self.tokenizers, self.config.data, **options)
+        return examples.take(np.arange(min(ROWS, len(examples))))
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The batch with a pair in each row."""
+        lengths = self.examples.lengths_of(np.arange(len(self.examples)))
+        return group(lengths, (Shape(ROWS, *lengths.max(axis=0).tolist()),))[0]
+
+    @cached_property
+    def batch(self) -> Batch:
+        """The arrays of `plan`."""
+        return self.arrays(self.plan)
+
+    def arrays(self, plan: Plan, packed: bool = False) -> Batch:
+        """Returns the arrays of a batch."""
+        start_id = self.config.model.decoder_start_id
+        return make_batch(self.examples, plan, packed=packed, decoder_start_id=start_id)
+
+
+def _on_one_device(config: Config, sizes: tuple[int, int]) -> StepSetup:
+    """Returns the step on one device, without dropout."""
+    rates = dict.fromkeys(("dropout", "attention_dropout", "ffn_dropout"), 0.0)
+    config = replace(
+        config,
+        model=replace(config.model, **rates),
+        optimizer=replace(config.optimizer, r_drop=0.0),
+        execution=replace(config.execution, executor="jit"),
+        mesh=MeshConfig(data=1),
+    )
+    return prepare_step(config, sizes, make_mesh(config.mesh, jax.devices()[:1]))
+
+
+def _cut_pair(pair: Pair, tokenizers: Tokenizers) -> Pair:
+    """Returns the beginnings of a pair of sentences, on one line."""
+    sides = zip(pair, tokenizers, strict=True)
+    source, target = (side.decode(side.encode(text)[:TOKENS]) for text, side in sides)
+    return source.replace("\t", " "), target.replace("\t", " ")
+
+
+def cut(model: ModelConfig) -> ModelConfig:
+    """Returns a small model of the same kind: at most two layers and four heads of width 8."""
+    encoder, decoder = (min(depth, 2) for depth in model.depths)
+    heads = min(model.heads, 4)
+    groups = None if model.kv_heads is None else max(heads * model.kv_heads // model.heads, 1)
+    return replace(
+        model,
+        layers=encoder,
+        decoder_layers=None if model.decoder_layers is None else decoder,
+        heads=heads,
+        kv_heads=groups,
+        d_model=heads * min(model.head_size, 8),
+        d_ff=min(model.d_ff, 64),
+        max_length=max(model.max_length, 4 * TOKENS),
+        **{role: _cut_layer(model, role, (encoder, decoder)) for role in ROLES},
+    )
+
+
+def _cut_layer(model: ModelConfig, role: str, depths: tuple[int, int]) -> Any:
+    attention = getattr(model, role)
+    depth = depths[0] if role == "encoder_attention" else depths[1]
+    layer = None if attention.layer is None else min(attention.layer, depth - 1)
+    return replace(attention, layer=layer)
+
+
+def random_params(model: Model, seed: int = 0) -> Params:
+    """Returns parameters none of which is 0 or 1, so that every term affects the output."""
+    sizes = model.source_vocabulary, model.target_vocabulary
+    draw = np.random.default_rng(seed)
+
+    def array(path: Any, leaf: Any) -> jax.Array:
+        mean = 1.0 if path[-1].key == "scale" else 0.0
+        return jnp.asarray(draw.normal(mean, 0.2, leaf.shape), leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(array, abstract_model(model.config, *sizes)[1])
+
+
+def relative_error(actual: Any, wanted: Any) -> float:
+    """Returns the largest difference of two arrays, as a share of the largest element wanted."""
+    actual, wanted = (np.asarray(x, np.float64) for x in (actual, wanted))
+    return float(np.max(np.abs(actual - wanted)) / np.max(np.abs(wanted)))
+
+
+def gradient_errors(actual: Params, wanted: Params) -> Params:
+    """Returns the error of each leaf, as a share of its norm or of 1/1000 of the whole's norm."""
+    whole = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(wanted)))
+
+    def error(a: Any, b: Any) -> float:
+        difference = np.linalg.norm(np.asarray(a) - np.asarray(b))
+        return float(difference / max(np.linalg.norm(b), 1e-3 * whole))
+
+    return jax.tree.map(error, actual, wanted)
+
+
+def logits_of(model: Model, params: Params, batch: Batch) -> Float[np.ndarray, "B T V"]:
+    """Returns the logits of a batch with teacher forcing."""
+    output: Any = jax.jit(model.apply)({"params": params}, batch)
+    return np.asarray(output.logits, np.float32)
+
+
+def decode_steps(
+    model: Model,
+    params: Params,
+    source: Int[np.ndarray, "B S"],
+    targets: Int[np.ndarray, "B K T"],
+    first: int,
+) -> tuple[Float[Array, "B K T V"], dict[str, Array]]:
+    """Returns the logits of decoding step by step, each hypothesis with its own target, and the
+    weights [T, B, N, K, S] of each layer. The state is for `first` positions, and then grows."""
+    beams, length = targets.shape[1:]
+
+    @jax.jit
+    def decode(params: Params, source: Any, targets: Any) -> Any:
+        variables = {"params": params}
+
+        def advance(state: Any, indexed: Any) -> Any:
+            out: Any = model.apply(variables, indexed[0], state, indexed[1], method="decode_step")
+            logits, state, auxiliary = out
+            return state, (logits, auxiliary.weights)
+
+        steps = jnp.moveaxis(targets, 2, 0), jnp.arange(length)
+        state = model.apply(variables, source, beams, first, method="prefill")
+        state, begun = jax.lax.scan(advance, state, jax.tree.map(lambda x: x[:first], steps))
+        state = model.grow(state, length)
+        _, ended = jax.lax.scan(advance, state, jax.tree.map(lambda x: x[first:], steps))
+        return jax.tree.map(join, begun, ended)
+
+    def join(begun: Array, ended: Array) -> Array:
+        missing = ended.shape[-1] - begun.shape[-1]  # in weights of a shorter state
+        return jnp.concatenate(
+            [jnp.pad(begun, (*[(0, 0)] * (begun.ndim - 1), (0, missing))), ended]
+        )
+
+    logits, weights = decode(params, source, targets)
+    return jnp.moveaxis(logits, 0, 2), weights
+
+
+def decoding_error(model: Model, params: Params, batch: Batch) -> float:
+    """Returns how far the logits of decoding with caches are from those of teacher forcing, for two
+    hypotheses of each sentence."""
+    targets = np.stack([batch.target_in, np.roll(batch.target_in, 1, axis=0)], axis=1)
+    batches = [batch._replace(target_in=targets[:, beam]) for beam in (0, 1)]
+    wanted = np.stack([logits_of(model, params, each) for each in batches], axis=1)
+    first = targets.shape[2] // 2
+    logits, _ = decode_steps(model, params, batch.source, targets, first)
+    return relative_error(logits, wanted)
+
+
+def visibility(model: Model, params: Params, batch: Batch) -> float:
+    """Returns the largest gradient of the logits with respect to a position that they must not see:
+    a later one of the target, padding, or one of another row."""
+    batch = jax.tree.map(jnp.asarray, batch)
+    direction = np.random.default_rng(0).normal(size=model.target_vocabulary)
+
+    def summed(deltas: list[Array]) -> Float[Array, "B T"]:
+        waiting = list(deltas)
+
+        def add(call: Any, arguments: Any, options: Any, context: Any) -> Any:
+            embeds = isinstance(context.module, Embedding) and context.method_name == "__call__"
+            x = call(*arguments, **options)
+            return x + waiting.pop(0) if embeds else x  # the source is embedded first
+
+        with nn.intercept_methods(add):
+            output: Any = model.apply({"params": params}, batch)
+        return output.logits @ direction
+
+    sides = [batch.source] if model.config.labels else [batch.source, batch.target_in]
+    zeros = [jnp.zeros((*side.shape, model.config.d_model)) for side in sides]
+    jacobian = [np.abs(each).max(axis=-1) for each in jax.jit(jax.jacrev(summed))(zeros)]
+    rows, length = np.asarray(batch.target_out).shape
+    same_row = np.eye(rows, dtype=bool)[:, None, :, None]
+    causal = np.tri(length, dtype=bool)[None, :, None, :]
+    seen = [same_row & (np.asarray(side) != PAD) for side in sides]
+    seen[1:] = [each & causal for each in seen[1:]]
+    asked = (np.asarray(batch.target_out) != PAD)[..., None, None]
+    return max(
+        float(np.max(np.where(asked & ~allowed, moved, 0.0)))
+        for moved, allowed in zip(jacobian, seen, strict=True)
+    )
+
+
+def padding_error(model: Model, params: Params, batch: Batch) -> float:
+    """Returns how far the logits are from those of each pair alone, without padding."""
+    together, worst = logits_of(model, params, batch), 0.0
+    for row in range(0, len(together), 3):
+        lengths = [int(np.sum(side[row] != PAD)) for side in (batch.source, batch.target_out)]
+        if all(lengths):
+            sides = (batch.source, batch.target_in, batch.target_out)
+            widths = (lengths[0], lengths[1], lengths[1])
+            cut = [side[row : row + 1, :n] for side, n in zip(sides, widths, strict=True)]
+            alone = logits_of(model, params, Batch(*cut))
+            worst = max(worst, relative_error(together[row : row + 1, : lengths[1]], alone))
+    return worst
+
+
+def packing_error(subject: Subject) -> float:
+    """Returns how far the logits of packed pairs are from those of a pair in each row."""
+    try:
+        check_packing(subject.config.model)
+    except UserError as error:
+        raise NotApplicable(str(error)) from error
+    model, params, plan = subject.setup.model, subject.params, subject.plan
+    lengths = subject.examples.lengths_of(np.arange(len(subject.examples)))
+    width = 2 * int(lengths.max())
+    (packed,) = pack(lengths, Shape(ROWS, width, width))
+    together = logits_of(model, params, subject.arrays(packed, packed=True))
+    apart, worst = logits_of(model, params, subject.batch), 0.0
+    for pair, row, (_, start) in zip(packed.pairs, packed.rows, packed.starts, strict=True):
+        length = lengths[pair, 1]
+        wanted = apart[plan.rows[plan.pairs == pair][0], :length]
+        worst = max(worst, relative_error(together[row, start : start + length], wanted))
+    return worst
+
+
+def gradient(setup: StepSetup, mesh: Mesh, params: Params, batch: Batch) -> tuple[Params, float]:
+    """Returns the gradient of the summed loss of a step, and the sum, without dropout."""
+    model, sizes = (
+        setup.config.model,
+        (setup.model.source_vocabulary, setup.model.target_vocabulary),
+    )
+    averages = {"log_likelihood": jnp.zeros(())} if abstract_model(model, *sizes)[0].losses else {}
+
+    def step(params: Params, batch: Batch, reduce: Any = lambda tree: tree) -> Any:
+        options = {"loss": setup.loss, "accumulate": setup.microbatches}
+        return reduce(gradients(params, batch, None, averages, **options)[:2])
+
+    run = compile_step(step, mesh, params, executor=setup.config.execution.executor)
+    computed, total = run(shard_tree(params, mesh), shard_batch(batch, mesh))
+    return jax.tree.map(np.asarray, computed), float(total)
+
+
+def step_error(one: StepSetup, other: StepSetup, params: Params, batch: Batch) -> float:
+    """Returns how far the gradient and the loss of a step are from those of another."""
+    params = jax.tree.map(np.asarray, params)
+    wanted, loss = gradient(one, _devices_of(one), params, batch)
+    actual, total = gradient(other, _devices_of(other), params, batch)
+    return max(abs(total / loss - 1), *jax.tree.leaves(gradient_errors(actual, wanted)))
+
+
+def _devices_of(setup: StepSetup) -> Mesh:
+    assert isinstance(setup.mesh, Mesh)
+    return setup.mesh
+
+
+def accumulation_error(subject: Subject) -> float:
+    """Returns how far the gradient of two microbatches is from that of the batch."""
+    setup = subject.setup
+    options = replace(setup.config.optimizer, accumulate=2)
+    halves = replace(setup, config=replace(setup.config, optimizer=options))
+    return step_error(setup, halves, subject.params, subject.batch)
+
+
+def mesh_error(subject: Subject) -> float:
+    """Returns how far the gradient on several devices is from that on one.
+
+    Another process emulates the devices: two along each axis that the config's mesh splits.
+    """
+    values = {
+        "config": to_json(subject.config),
+        "sizes": subject.tokenizers.sizes,
+        "modules": list(subject.modules),
+        "batch": [np.asarray(side).tolist() for side in subject.batch[:3]],
+    }
+    mesh = _small_mesh(subject.config.mesh)
+    devices = mesh.data * mesh.fsdp * mesh.tensor
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    command = (sys.executable, "-m", "transformer_jax.training.checks")
+    ended = subprocess.run(
+        command,
+        input=json.dumps(values),
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+        capture_output=True,
+        text=True,
+    )
+    answer = json.loads(ended.stdout.splitlines()[-1]) if not ended.returncode else None
+    if answer is None:
+        raise RuntimeError(next(iter(ended.stderr.splitlines()[::-1]), f"{ended.returncode}"))
+    if isinstance(answer, str):
+        raise NotApplicable(answer)
+    return float(answer)
+
+
+def _small_mesh(mesh: MeshConfig) -> MeshConfig:
+    """Returns a mesh of at most two devices along each axis, and of two at least."""
+    sizes = {axis: min(getattr(mesh, axis), 2) for axis in ("fsdp", "tensor")}
+    alone = mesh.data == 1 and max(sizes.values()) > 1
+    return MeshConfig(data=1 if alone else 2, **sizes)
+
+
+def _compare_devices(values: dict[str, Any]) -> float | str:
+    """Returns `mesh_error` in a process with several devices, or why the mesh is not possible."""
+    search_current_folder()
+    for module in values["modules"]:
+        import_module("--import", module)
+    config, sizes = from_json(values["config"]), (values["sizes"][0], values["sizes"][1])
+    batch = Batch(*(np.asarray(side, np.int32) for side in values["batch"]))
+    one, mesh = _on_one_device(config, sizes), _small_mesh(config.mesh)
+    changed = replace(one.config, execution=config.execution, mesh=mesh)
+    try:
+        check_config(changed)
+        other = prepare_step(changed, sizes, make_mesh(mesh))
+    except UserError as error:
+        return str(error)
+    return step_error(one, other, random_params(one.model), batch)
+
+
+def resuming_error(subject: Subject) -> float:
+    """Returns how far the state of a run that was stopped and continued is from that of one that
+    never was. Dropout, sampled subwords and packing are those of the config."""
+    limits: Any = {"epochs": None, "minutes": None, "patience": None, "save_every": 2}
+
+    def state_after(name: str, steps: int) -> list[Any]:
+        options = replace(subject.config.train, steps=steps, **limits)
+        config = replace(subject.config, train=options, mesh=MeshConfig())
+        folder = train(config, subject.folder / name).checkpoints
+        return jax.tree.leaves([checkpoint.restore(folder, steps, x) for x in TREES])
+
+    whole = state_after("whole", 4)
+    state_after("stopped", 2)
+    pairs = zip(whole, state_after("stopped", 4), strict=True)
+    return max(float(np.max(np.abs(np.subtract(a, b, dtype=np.float64)))) for a, b in pairs)
+
+
+def round_trip_error(subject: Subject) -> float:
+    """Returns the share of lines that tokenizing changes, beyond the tokenizer's normalization."""
+    if subject.config.tokenizer.kind == "word":
+        raise NotApplicable("tokenizer.kind='word': words that are not in the vocabulary are lost")
+    changed = total = 0
+    for side, each in enumerate(subject.tokenizers):
+        for pair in (pair for lines in subject.lines for pair in lines[:1000]):
+            changed += each.decode(each.encode(pair[side])) != each.normalize(pair[side])
+            total += 1
+    return changed / total
+
+
+def _of_model(compare: Callable[[Model, Params, Batch], float]) -> Callable[[Subject], float]:
+    return lambda subject: compare(subject.setup.model, subject.params, subject.batch)
+
+
+CHECKS: dict[str, tuple[Callable[[Subject], float], Limits]] = {
+    "decoding with caches": (_of_model(decoding_error), LOGITS),
+    "what positions see": (_of_model(visibility), EXACT),
+    "padding": (_of_model(padding_error), LOGITS),
+    "packing": (packing_error, LOGITS),
+    "accumulation": (accumulation_error, GRADIENTS),
+    "several devices": (mesh_error, GRADIENTS),
+    "resuming": (resuming_error, EXACT),
+    "tokenizing": (round_trip_error, EXACT),
+}
+"""What `check` compares, by name, and how far it may differ."""
+
+
+if __name__ == "__main__":
+    print(json.dumps(_compare_devices(json.load(sys.stdin))))
