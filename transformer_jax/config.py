@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, is_unicode
 from transformer_jax.special_ids import BOS
 
 Entry = TypeVar("Entry")
@@ -48,7 +48,7 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
         return _convert_tuple(name, value, get_args(hint))
     if hint is float and type(value) in (int, float):
         return _finite(name, value)
-    if type(value) is not hint:
+    if type(value) is not hint or (type(value) is str and not is_unicode(value)):
         raise UserError(f"{name}={value!r}: must be {_describe(hint)}")
     return value
 
@@ -69,7 +69,7 @@ def _convert_tuple(name: str, value: Any, item_hints: tuple[Any, ...]) -> tuple[
 
 
 def _describe(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+    names = {int: "a whole number", float: "a number", str: "Unicode text", bool: "true or false"}
     return names.get(hint, f"a {getattr(hint, '__name__', hint)}")
 
 

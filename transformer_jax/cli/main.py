@@ -3,6 +3,7 @@
 Errors of the user are one line on standard error and exit status 2; `--debug` shows the traceback.
 """
 
+import io
 import logging
 import os
 import signal
@@ -15,7 +16,7 @@ from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.cli.arguments import Fields, one_line, parse, split_config
 from transformer_jax.cli.commands import COMMANDS, Options, ProcessOptions
 from transformer_jax.config import Config, did_you_mean
-from transformer_jax.errors import UserError, printable
+from transformer_jax.errors import UserError, printable, require_unicode
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -27,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if argv is None:
         restart_with_allocator()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # whatever the terminal: text is UTF-8
+        sys.stdout.reconfigure(encoding="utf-8")
     handler = logging.StreamHandler()
     handler.setFormatter(_PrintableFormatter("transformer-jax: %(levelname)s: %(message)s"))
     logging.basicConfig(handlers=[handler])
@@ -61,6 +64,8 @@ class _PrintableFormatter(logging.Formatter):
 
 
 def _dispatch(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        require_unicode(argument)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
         return

@@ -9,7 +9,6 @@ import hashlib
 import io
 import itertools
 import queue
-import re
 import sys
 import threading
 import zlib
@@ -18,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeGuard
 
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, is_unicode
 from transformer_jax.files import parse_json
 
 _BLOCK = 1 << 20  # bytes hashed at a time
@@ -101,7 +100,7 @@ def read_jsonl(path: str, fields: tuple[str, str]) -> Iterator[tuple[str, str]]:
 
 def _is_text(value: object) -> TypeGuard[str]:
     """Returns whether a JSON value is a string that can be written as UTF-8."""
-    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
+    return isinstance(value, str) and is_unicode(value)
 
 
 @contextmanager
