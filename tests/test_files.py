@@ -1,9 +1,8 @@
 """Files appear whole or not at all, and JSON is parsed or refused in one line."""
 
-from pathlib import Path
-
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 

@@ -11,7 +11,7 @@ import re
 import secrets
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -71,10 +71,10 @@ def cache_folder(name: str) -> Path:
     """
     if cache := os.environ.get("XDG_CACHE_HOME"):
         return Path(cache) / "transformer_jax" / name
-    home = os.path.expanduser("~")  # itself for a user whom the system does not know
-    cache = os.path.join(home, ".cache")
-    if os.path.isabs(home) and os.access(cache if os.path.exists(cache) else home, os.W_OK):
-        return Path(cache) / "transformer_jax" / name
+    with suppress(RuntimeError, OSError):  # no home, or one that cannot be looked into
+        folder = Path.home() / ".cache"
+        if os.access(folder if folder.exists() else folder.parent, os.W_OK):
+            return folder / "transformer_jax" / name
     private = Path(tempfile.gettempdir()) / f"transformer_jax-{os.geteuid()}"
     private.mkdir(mode=0o700, exist_ok=True)
     about = private.lstat()  # not of what another user's link leads to

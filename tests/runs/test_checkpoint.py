@@ -136,7 +136,7 @@ def test_what_cannot_be_read_back_is_not_saved(
         monkeypatch.setattr(checkpoint, "_for_orbax", Path.absolute)
     else:
         monkeypatch.setattr(checkpoint, "_stored_tree", lambda *_: {"x": jnp.ones(2)})
-    with pytest.raises(OSError, match="saving checkpoint 2 in .*(no arrays|does not fit)"):
+    with pytest.raises(OSError, match=r"saving checkpoint 2 in .*(no arrays|does not fit)"):
         save(tmp_path / "[a]", 2)
     monkeypatch.undo()
     assert checkpoint.steps(tmp_path / "[a]") == [1]
