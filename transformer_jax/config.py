@@ -48,6 +48,8 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
         return _convert_tuple(name, value, get_args(hint))
     if hint is float and type(value) in (int, float):
         return _finite(name, value)
+    if hint is int and type(value) is int:
+        return _in_range(name, value)
     if type(value) is not hint or (type(value) is str and not is_unicode(value)):
         raise UserError(f"{name}={value!r}: must be {_describe(hint)}")
     return value
@@ -58,6 +60,14 @@ def _finite(name: str, value: int | float) -> float:
         if math.isfinite(value):
             return float(value)
     raise UserError(f"{name}={value!r}: must be a finite number")
+
+
+def _in_range(name: str, value: int) -> int:
+    """Returns an integer that JAX can take. UserError: it has more than 32 bits."""
+    low, high = (0, 32) if name.endswith("seed") else (-(2**31), 31)
+    if not low <= value < 2**high:
+        raise UserError(f"{name}={value}: must be at least {low} and below 2^{high}")
+    return value
 
 
 def _convert_tuple(name: str, value: Any, item_hints: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -476,7 +486,6 @@ class TrainConfig(_Section):
         self._require_positive("steps", "epochs", "minutes", "patience")
         self._require_positive("evaluate_every", "save_every", "log_every", "keep")
         self._require_positive("max_skipped")
-        self._require(0 <= self.seed < 2**32, "seed", "between 0 and 2^32 - 1")
         if self.steps is None and self.epochs is None and self.minutes is None:
             raise UserError("train.steps=None: set train.steps, train.epochs or train.minutes")
 
