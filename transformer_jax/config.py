@@ -352,7 +352,7 @@ class DataConfig(_Section):
     """The corpora, and how their pairs of sentences are batched.
 
     A corpus is `grammar` or `recipes` (built in), `SOURCE,TARGET` (two text files), `FILE.tsv` or
-    `FILE.jsonl`; each file may be gzipped (`.gz`).
+    `FILE.jsonl`; each file may be compressed (`.gz`, `.xz`, `.bz2`).
     """
 
     train: tuple[str, ...] = ("grammar",)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from corpus_files import write
+from corpus_files import COMPRESS, write
 
 from transformer_jax.text.files import read_lines, text_digest
 
@@ -26,7 +26,7 @@ def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: b
         assert list(read_lines("-")) == ["ä", "b"]
 
 
-@pytest.mark.parametrize("end", ["", ".gz"])
+@pytest.mark.parametrize("end", ["", *COMPRESS])
 @pytest.mark.parametrize("text", [b"", b"\n", b"a\nb\n", b"a\n" + MARK + b"b"])
 def test_a_byte_order_mark_is_not_text(tmp_path: Path, end: str, text: bytes) -> None:
     plain, marked = write(tmp_path / f"x{end}", text), write(tmp_path / f"y{end}", MARK + text)

@@ -1,15 +1,22 @@
-"""Reads text, TSV and JSONL files: plain or gzipped UTF-8, with or without a byte order mark.
+"""Reads text, TSV and JSONL files: UTF-8, plain or compressed, with or without a byte order mark.
 
 Only a line feed ends a line. `windows` groups lines as they arrive.
 """
 
+import atexit
+import bz2
 import codecs
 import gzip
 import hashlib
 import io
 import itertools
+import lzma
+import os
 import queue
+import re
+import shutil
 import sys
+import tempfile
 import threading
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -22,12 +29,53 @@ from transformer_jax.files import parse_json
 
 _BLOCK = 1 << 20  # bytes hashed at a time
 
+_COMPRESSED = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+"""What opens a file, by the end of its name."""
+
+_OTHERS = {
+    "a gzip file, whose name must end in .gz": rb"\x1f\x8b",
+    "an xz file, whose name must end in .xz": rb"\xfd7zXZ\0",
+    "a bzip2 file, whose name must end in .bz2": rb"BZh[1-9]1AY&SY",
+    "a Zstandard file": rb"\x28\xb5\x2f\xfd",
+    "an LZ4 file": rb"\x04\x22\x4d\x18",
+    "a zip archive": rb"PK\x03\x04",
+    "a 7z archive": rb"7z\xbc\xaf\x27\x1c",
+    "a tar archive": rb"(?s:.{257})ustar",
+    "a PDF document": rb"%PDF-",
+    "a SQLite database": rb"SQLite format 3\0",
+    "a Parquet file": rb"PAR1\x15",
+    "an Arrow file": rb"ARROW1\0|\xff\xff\xff\xff",
+    "UTF-16 or UTF-32 text": rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff|[^\0]\0[^\0]\0|\0[^\0]\0[^\0]",
+}
+"""Files that are no text for us, each with a pattern of how it begins."""
+
+_copies: dict[str, Path] = {}
+"""Copies of what can be read only once, by its path."""
+
+
+def uncompressed_name(path: str) -> str:
+    """Returns the name of a file without the end that says how it is compressed."""
+    return path.removesuffix(next(filter(path.endswith, _COMPRESSED), ""))
+
+
+def make_rereadable(path: str) -> None:
+    """Copies what can be read only once, such as a pipe, to a temporary file. Everything that reads
+    `path` in this process then reads the copy."""
+    if path in _copies or (path != "-" and (not Path(path).exists() or Path(path).is_dir())):
+        return
+    if path == "-" or not Path(path).is_file():
+        descriptor, copy = tempfile.mkstemp(prefix="transformer-jax-")
+        atexit.register(Path(copy).unlink, missing_ok=True)
+        with os.fdopen(descriptor, "wb") as output, _open(path) as file:
+            shutil.copyfileobj(file, output)
+        _copies[path] = Path(copy)
+
 
 def read_lines(path: str) -> Iterator[str]:
     """Yields the lines of a text file without their ends; "-" is standard input.
 
-    UserError: the file is missing, unreadable, a damaged .gz or not UTF-8 (the line and the byte
-    are named).
+    UserError: the file is missing, unreadable, damaged or not UTF-8 (the line and the byte are
+    named).
     """
     with _open(path) as file:
         for number, raw in enumerate(file, 1):
@@ -106,21 +154,36 @@ def _is_text(value: object) -> TypeGuard[str]:
 @contextmanager
 def _open(path: str) -> Iterator[BinaryIO]:
     """Opens a file's bytes, decompressed. Errors in opening or reading them become UserError."""
+    kind = path.removeprefix(uncompressed_name(path))
     try:
-        if path == "-":
+        if path in _copies:
+            with _copies[path].open("rb") as file:
+                yield file
+        elif path == "-":
             # With sys.stdin.buffer, Python would crash if it ended while a thread reads.
             with open(sys.stdin.fileno(), "rb", closefd=False) as file:
-                yield file
-        elif path.endswith(".gz"):
-            with gzip.open(path) as file:
-                yield io.BufferedReader(file)  # reads lines several times faster
+                yield _text_of(file, path)
+        elif kind:
+            with _COMPRESSED[kind](path) as file:
+                yield _text_of(io.BufferedReader(file), path)  # reads lines several times faster
         else:
             with Path(path).open("rb") as file:
-                yield file
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path}: damaged gzip file ({error})") from error
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; must be a readable file") from error
+                yield _text_of(file, path)
+    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+        if getattr(error, "errno", None) is None:  # of a library that decompresses
+            raise UserError(f"{path}: damaged {kind} file ({error})") from error
+        raise UserError(f"{path}: {os.strerror(error.errno)}; must be a readable file") from error
+
+
+def _text_of(file: io.BufferedReader, path: str) -> BinaryIO:
+    """Returns a file that holds text. UserError: it begins as files of other kinds do."""
+    begin = file.peek(512)
+    for kind, pattern in _OTHERS.items():
+        if re.match(pattern, begin):
+            raise UserError(
+                f"{path}: is {kind}; must be UTF-8 text, plain or compressed as .gz, .xz or .bz2"
+            )
+    return file
 
 
 PATIENCE = 0.2
