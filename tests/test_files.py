@@ -66,13 +66,16 @@ def test_users_without_a_home_cache_in_the_temporary_folder(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "missing"))
+    assert (
+        cache_folder("corpora") == tmp_path / "missing" / ".cache" / "transformer_jax" / "corpora"
+    )
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path and access(path, mode))
     assert cache_folder("corpora") == private / "corpora"
     assert private.stat().st_mode & 0o777 == 0o700
     private.chmod(0o777)
     with pytest.raises(UserError, match="others can write to it; name a folder in XDG_CACHE_HOME"):
         cache_folder("corpora")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder("corpora") == tmp_path / ".cache" / "transformer_jax" / "corpora"
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # no such user
     private.chmod(0o700)

@@ -73,7 +73,8 @@ def cache_folder(name: str) -> Path:
         return Path(cache) / "transformer_jax" / name
     with suppress(RuntimeError, OSError):  # no home, or one that cannot be looked into
         folder = Path.home() / ".cache"
-        if os.access(folder if folder.exists() else folder.parent, os.W_OK):
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        if os.access(nearest, os.W_OK):
             return folder / "transformer_jax" / name
     private = Path(tempfile.gettempdir()) / f"transformer_jax-{os.geteuid()}"
     private.mkdir(mode=0o700, exist_ok=True)

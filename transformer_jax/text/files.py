@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import io
 import itertools
+import json
 import lzma
 import os
 import queue
@@ -18,6 +19,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,9 +27,12 @@ from pathlib import Path
 from typing import BinaryIO, TypeGuard
 
 from transformer_jax.errors import UserError, is_unicode
-from transformer_jax.files import parse_json
+from transformer_jax.files import cache_folder, json_digest, parse_json, write_whole
 
 _BLOCK = 1 << 20  # bytes hashed at a time
+
+_SETTLED = 2_000_000_000
+"""Nanoseconds without a change after which the times of a file stand for its contents."""
 
 _COMPRESSED = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 """What opens a file, by the end of its name."""
@@ -93,7 +98,32 @@ def read_lines(path: str) -> Iterator[str]:
 
 
 def text_digest(path: str) -> bytes:
-    """Returns the SHA-256 of a file's text: decompressed, and without a byte order mark."""
+    """Returns the SHA-256 of a file's text: decompressed, and without a byte order mark.
+
+    It is kept in the user's cache and read from there while the file's size and times are the same.
+    """
+    if path in _copies or not Path(path).is_file():
+        return _compute_digest(path)
+    about = Path(path).stat()
+    times = about.st_mtime_ns, about.st_ctime_ns
+    state = [str(Path(path).absolute()), about.st_size, *times]
+    with suppress(OSError, ValueError, KeyError, TypeError):  # not there, or damaged
+        stored = parse_json((cache_folder("digests") / json_digest(state)).read_bytes())
+        if stored["sha256"] == json_digest([state, stored["text"]]):
+            return bytes.fromhex(stored["text"])
+    digest = _compute_digest(path)
+    # Clocks of file systems tick slowly: a change that follows at once would have the same times.
+    if time.time_ns() - max(times) > _SETTLED:
+        with suppress(OSError, ValueError):
+            folder = cache_folder("digests")
+            folder.mkdir(parents=True, exist_ok=True)
+            with write_whole(folder / json_digest(state)) as file:
+                text = digest.hex()
+                json.dump({"text": text, "sha256": json_digest([state, text])}, file)
+    return digest
+
+
+def _compute_digest(path: str) -> bytes:
     total = hashlib.sha256()
     with _open(path) as file:
         block = file.read(_BLOCK).removeprefix(codecs.BOM_UTF8)
@@ -170,9 +200,10 @@ def _open(path: str) -> Iterator[BinaryIO]:
             with Path(path).open("rb") as file:
                 yield _text_of(file, path)
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-        if getattr(error, "errno", None) is None:  # of a library that decompresses
+        reason = error.strerror if isinstance(error, OSError) else None
+        if reason is None:  # of a library that decompresses
             raise UserError(f"{path}: damaged {kind} file ({error})") from error
-        raise UserError(f"{path}: {os.strerror(error.errno)}; must be a readable file") from error
+        raise UserError(f"{path}: {reason}; must be a readable file") from error
 
 
 def _text_of(file: io.BufferedReader, path: str) -> BinaryIO:
