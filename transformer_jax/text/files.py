@@ -66,13 +66,13 @@ def uncompressed_name(path: str) -> str:
 def make_rereadable(path: str) -> None:
     """Copies what can be read only once, such as a pipe, to a temporary file. Everything that reads
     `path` in this process then reads the copy."""
-    if path in _copies or (path != "-" and (not Path(path).exists() or Path(path).is_dir())):
-        return
-    if path == "-" or not Path(path).is_file():
+    file = Path(path)
+    is_pipe = path == "-" or (file.exists() and not (file.is_file() or file.is_dir()))
+    if is_pipe and path not in _copies:
         descriptor, copy = tempfile.mkstemp(prefix="transformer-jax-")
         atexit.register(Path(copy).unlink, missing_ok=True)
-        with os.fdopen(descriptor, "wb") as output, _open(path) as file:
-            shutil.copyfileobj(file, output)
+        with os.fdopen(descriptor, "wb") as output, _open(path) as pipe:
+            shutil.copyfileobj(pipe, output)
         _copies[path] = Path(copy)
 
 
