@@ -44,7 +44,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A program is compiled once for all tests that run it."""
+    """A program is compiled once for all tests that run it; nothing is in the user's caches."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 

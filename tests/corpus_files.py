@@ -1,6 +1,8 @@
 """Corpora in files, well formed and malformed, that several tests share."""
 
+import bz2
 import gzip
+import lzma
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -17,10 +19,13 @@ PAIRS = [
 ]
 
 
+COMPRESS = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
+
+
 def write(path: Path, data: str | bytes) -> str:
     """Writes a file, compressed if its name says so; returns its name."""
     raw = data.encode() if isinstance(data, str) else data
-    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+    path.write_bytes(COMPRESS.get(path.suffix, bytes)(raw))
     return str(path)
 
 
@@ -41,6 +46,7 @@ def small_tokenizers() -> Tokenizers:
     return tokenizer.train([(line, line[::-1]) for line in lines], TokenizerConfig(vocabulary=300))
 
 
+XZ, BZIP2 = lzma.compress(b"a\tb\n" * 99), bz2.compress(b"a\tb\n" * 99)
 GZIP = gzip.compress(b"a\tb\n" * 99)
 MALFORMED = {
     "neither.txt": (b"", r"corpus '\S*neither.txt': must be grammar, .*FILE\.tsv or FILE\.jsonl"),
@@ -49,9 +55,31 @@ MALFORMED = {
     "tabs.tsv": (b"a\tb\nc\n", r"tabs\.tsv: line 2: 0 tabs; must be SOURCE, tab, TARGET"),
     "more.tsv": (b"a\tb\tc\n", r"more\.tsv: line 1: 2 tabs; must be SOURCE, tab, TARGET"),
     "byte.tsv": (b"a\tb\nabc\xffd\te", r"byte\.tsv: line 2, byte 4: 0xff is not UTF-8; must be"),
-    "cut.tsv.gz": (GZIP[:-9], r"cut\.tsv\.gz: damaged gzip file"),
-    "flip.tsv.gz": (GZIP[:15] + b"\0" + GZIP[16:], r"flip\.tsv\.gz: damaged gzip file"),
-    "not.tsv.gz": (b"a\tb", r"not\.tsv\.gz: damaged gzip file"),
+    "cut.tsv.gz": (GZIP[:-9], r"cut\.tsv\.gz: damaged \.gz file"),
+    "flip.tsv.gz": (GZIP[:15] + b"\0" + GZIP[16:], r"flip\.tsv\.gz: damaged \.gz file"),
+    "not.tsv.gz": (b"a\tb", r"not\.tsv\.gz: damaged \.gz file"),
+    "cut.tsv.xz": (XZ[:-9], r"cut\.tsv\.xz: damaged \.xz file"),
+    "flip.tsv.xz": (XZ[:40] + b"\0" + XZ[41:], r"flip\.tsv\.xz: damaged \.xz file"),
+    "not.tsv.xz": (b"a\tb", r"not\.tsv\.xz: damaged \.xz file"),
+    "cut.tsv.bz2": (BZIP2[:-9], r"cut\.tsv\.bz2: damaged \.bz2 file"),
+    "flip.tsv.bz2": (BZIP2[:20] + b"\0" + BZIP2[21:], r"flip\.tsv\.bz2: damaged \.bz2 file"),
+    "not.tsv.bz2": (b"a\tb", r"not\.tsv\.bz2: damaged \.bz2 file"),
+    "gzip.tsv": (GZIP, r"gzip\.tsv: is a gzip file, whose name must end in \.gz; must be UTF-8"),
+    "xz.tsv": (XZ, r"xz\.tsv: is an xz file, whose name must end in \.xz; must be"),
+    "bz2.jsonl": (BZIP2, r"bz2\.jsonl: is a bzip2 file, whose name must end in \.bz2; must be"),
+    "tar.tsv.gz": (
+        gzip.compress(b"a".ljust(257, b"\0") + b"ustar"),
+        r"tar\.tsv\.gz: is a tar archive",
+    ),
+    "zip.tsv": (b"PK\x03\x04\x14\0", r"zip\.tsv: is a zip archive; must be UTF-8 text, plain or"),
+    "zstd.tsv": (b"\x28\xb5\x2f\xfd\x04", r"zstd\.tsv: is a Zstandard file"),
+    "pdf.tsv": (b"%PDF-1.7\n", r"pdf\.tsv: is a PDF document"),
+    "sqlite.tsv": (b"SQLite format 3\0", r"sqlite\.tsv: is a SQLite database"),
+    "parquet.jsonl": (b"PAR1\x15\x04", r"parquet\.jsonl: is a Parquet file"),
+    "bom.tsv": ("a\tb\n".encode("utf-16"), r"bom\.tsv: is UTF-16 or UTF-32 text"),
+    "le.tsv": ("a\tb\n".encode("utf-16-le"), r"le\.tsv: is UTF-16 or UTF-32 text"),
+    "be.tsv": ("a\tb\n".encode("utf-16-be"), r"be\.tsv: is UTF-16 or UTF-32 text"),
+    "wide.tsv": ("a\tb\n".encode("utf-32"), r"wide\.tsv: is UTF-16 or UTF-32 text"),
     "bad.jsonl": (b'{"source": "a", "target": "b"}\n{', r"bad\.jsonl: line 2: not JSON \("),
     "key.jsonl": (b'{"source": "a"}', r"key\.jsonl: line 1: must be an object with .*'target'"),
     "list.jsonl": (b'["source", "target"]', r"list\.jsonl: line 1: must be an object"),

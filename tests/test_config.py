@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,3 +154,24 @@ def test_alpha_may_be_1_or_more() -> None:
 def test_vocabulary_and_joint_go_together() -> None:
     with pytest.raises(ValueError, match=r"tokenizer\.models=.*two paths"):
         TokenizerConfig(joint=False, models=("a.model",))
+
+
+@pytest.mark.parametrize("value", [2**31, 2**63, 10**30, -(2**31) - 1])
+@pytest.mark.parametrize(
+    "field",
+    ["model.layers", "optimizer.warmup", "train.steps", "data.batch_tokens", "decode.top_k"],
+)
+def test_integers_have_32_bits(field: str, value: int) -> None:
+    section, _, name = field.partition(".")
+    said = rf"^{re.escape(field)}={value}: must be at least -2147483648 and below 2\^31$"
+    with pytest.raises(ValueError, match=said):
+        from_json({section: {name: value}})
+
+
+@pytest.mark.parametrize("value", [-1, 2**32, 2**63, 10**30])
+@pytest.mark.parametrize("section", ["train", "decode"])
+def test_seeds_are_not_cut_to_32_bits(section: str, value: int) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^{section}\.seed={value}: must be at least 0 and below"
+    ):
+        from_json({section: {"seed": value}})

@@ -1,11 +1,13 @@
 """Files appear whole or not at all, and JSON is parsed or refused in one line."""
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from transformer_jax.errors import UserError
-from transformer_jax.files import json_digest, parse_json, write_whole
+from transformer_jax.files import cache_folder, json_digest, parse_json, write_whole
 
 
 def test_a_file_is_replaced_when_it_is_whole(tmp_path: Path) -> None:
@@ -55,3 +57,27 @@ def test_the_digest_depends_on_the_value_alone() -> None:
     digest = json_digest({"a": [1.0, "ü"], "b": None})
     assert digest == json_digest(parse_json(' {"b": null, "a": [1.0,\n"ü"]}'))
     assert digest != json_digest({"a": [1.5, "ü"], "b": None})
+
+
+def test_users_without_a_home_cache_in_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = tmp_path / f"transformer_jax-{os.geteuid()}"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "missing"))
+    assert (
+        cache_folder("corpora") == tmp_path / "missing" / ".cache" / "transformer_jax" / "corpora"
+    )
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path and access(path, mode))
+    assert cache_folder("corpora") == private / "corpora"
+    assert private.stat().st_mode & 0o777 == 0o700
+    private.chmod(0o777)
+    with pytest.raises(UserError, match="others can write to it; name a folder in XDG_CACHE_HOME"):
+        cache_folder("corpora")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # no such user
+    private.chmod(0o700)
+    monkeypatch.chdir(tmp_path)
+    assert cache_folder("corpora") == private / "corpora"

@@ -110,3 +110,16 @@ def test_positions_and_scaling() -> None:
     (axes,) = plot.scaling({"time": {"a": [(1, 2), (2, 4)]}}).axes
     assert points(axes) == {"a": [(1, 2), (2, 4)]}
     assert axes.get_xscale() == axes.get_yscale() == "log"
+
+
+@pytest.mark.parametrize("name", ["$$", "a$x_$", "$\\foo$", "_hidden", "a%s", "a\nb"])
+def test_names_and_tokens_are_shown_as_they_are(tmp_path: Path, name: str) -> None:
+    figure = plot.lines({name: {name: [(1, 2), (2, 3)], "other": [(1, 2), (2, 3)]}}, x="x")
+    plot.save(figure, tmp_path / "a.svg")
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text().replace("\\$", "$").strip() for text in legend.get_texts()] == [
+        name,
+        "other",
+    ]
+    plot.save(plot.attention_map(np.eye(2), [name, "b"], ["a", name]), tmp_path / "b.svg")

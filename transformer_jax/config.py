@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, is_unicode
 from transformer_jax.special_ids import BOS
 
 Entry = TypeVar("Entry")
@@ -48,7 +48,9 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
         return _convert_tuple(name, value, get_args(hint))
     if hint is float and type(value) in (int, float):
         return _finite(name, value)
-    if type(value) is not hint:
+    if hint is int and type(value) is int:
+        return _in_range(name, value)
+    if type(value) is not hint or (type(value) is str and not is_unicode(value)):
         raise UserError(f"{name}={value!r}: must be {_describe(hint)}")
     return value
 
@@ -60,6 +62,14 @@ def _finite(name: str, value: int | float) -> float:
     raise UserError(f"{name}={value!r}: must be a finite number")
 
 
+def _in_range(name: str, value: int) -> int:
+    """Returns an integer that JAX can take. UserError: it has more than 32 bits."""
+    low, high = (0, 32) if name.endswith("seed") else (-(2**31), 31)
+    if not low <= value < 2**high:
+        raise UserError(f"{name}={value}: must be at least {low} and below 2^{high}")
+    return value
+
+
 def _convert_tuple(name: str, value: Any, item_hints: tuple[Any, ...]) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
         raise UserError(f"{name}={value!r}: must be a list")
@@ -69,7 +79,7 @@ def _convert_tuple(name: str, value: Any, item_hints: tuple[Any, ...]) -> tuple[
 
 
 def _describe(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+    names = {int: "a whole number", float: "a number", str: "Unicode text", bool: "true or false"}
     return names.get(hint, f"a {getattr(hint, '__name__', hint)}")
 
 
@@ -342,7 +352,7 @@ class DataConfig(_Section):
     """The corpora, and how their pairs of sentences are batched.
 
     A corpus is `grammar` or `recipes` (built in), `SOURCE,TARGET` (two text files), `FILE.tsv` or
-    `FILE.jsonl`; each file may be gzipped (`.gz`).
+    `FILE.jsonl`; each file may be compressed (`.gz`, `.xz`, `.bz2`).
     """
 
     train: tuple[str, ...] = ("grammar",)
@@ -476,7 +486,6 @@ class TrainConfig(_Section):
         self._require_positive("steps", "epochs", "minutes", "patience")
         self._require_positive("evaluate_every", "save_every", "log_every", "keep")
         self._require_positive("max_skipped")
-        self._require(0 <= self.seed < 2**32, "seed", "between 0 and 2^32 - 1")
         if self.steps is None and self.epochs is None and self.minutes is None:
             raise UserError("train.steps=None: set train.steps, train.epochs or train.minutes")
 

@@ -1,5 +1,6 @@
 """The error that a user's mistake raises, and text that is safe to print."""
 
+import re
 import unicodedata
 
 
@@ -9,6 +10,18 @@ class UserError(ValueError):
     The message is one line that names it, its value and what would be right. The command line
     prints the message without a traceback. Any other exception is a defect and keeps its traceback.
     """
+
+
+def is_unicode(text: str) -> bool:
+    """Returns whether `text` can be written as UTF-8: it has no lone surrogates, with which Python
+    stands for the bytes of a file's name that are not UTF-8."""
+    return not re.search("[\ud800-\udfff]", text)
+
+
+def require_unicode(name: str) -> None:
+    """UserError: a path has bytes that are not UTF-8, and could not be written to files."""
+    if not is_unicode(name):
+        raise UserError(f"{name}: is not UTF-8; give the file or folder another name")
 
 
 def printable(text: str) -> str:

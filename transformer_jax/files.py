@@ -9,8 +9,9 @@ import logging
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +19,7 @@ import fsspec
 import fsspec.config
 from etils import epath
 
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, require_unicode
 
 AnyPath = Path | epath.Path
 """A path on a disk, or (`epath.Path`) in a bucket of Google Cloud Storage.
@@ -35,9 +36,11 @@ _BUCKET_URL = re.compile(r"gs://[\w.-]+(/(?!\.\.?(/|$))[\w.=+@-]+)+/?")
 def find_path(name: epath.PathLike) -> AnyPath:
     """Returns the path of a folder on a disk or, for gs://BUCKET/NAME, in a bucket.
 
-    UserError: the name is another URL, the bucket cannot be read, or gcsfs is not installed.
+    UserError: the name is not UTF-8 or another URL, the bucket cannot be read, or gcsfs is not
+    installed.
     """
     text = os.fspath(name)
+    require_unicode(text)
     url = _URL.match(text)
     if url is None:
         return Path(text)
@@ -61,9 +64,24 @@ def local_path(name: epath.PathLike, option: str) -> Path:
 
 
 def cache_folder(name: str) -> Path:
-    """Returns the folder `name` of this package in the user's cache; it may not exist yet."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "transformer_jax" / name
+    """Returns the folder `name` of this package in the user's cache; it may not exist yet.
+
+    Users without a home folder to write to, as in containers, have it in the temporary folder.
+    UserError: there, it belongs to another user.
+    """
+    if cache := os.environ.get("XDG_CACHE_HOME"):
+        return Path(cache) / "transformer_jax" / name
+    with suppress(RuntimeError, OSError):  # no home, or one that cannot be looked into
+        folder = Path.home() / ".cache"
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        if os.access(nearest, os.W_OK):
+            return folder / "transformer_jax" / name
+    private = Path(tempfile.gettempdir()) / f"transformer_jax-{os.geteuid()}"
+    private.mkdir(mode=0o700, exist_ok=True)
+    about = private.lstat()  # not of what another user's link leads to
+    if about.st_uid != os.geteuid() or about.st_mode & 0o022:
+        raise UserError(f"{private}: others can write to it; name a folder in XDG_CACHE_HOME")
+    return private / name
 
 
 def files_below(folder: AnyPath) -> dict[str, AnyPath]:

@@ -74,9 +74,9 @@ def attention_maps(
     for axes, (title, weights) in zip(grid, panels.items(), strict=False):
         shown = np.asarray(weights)[: len(target), : len(source)]
         axes.imshow(shown, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-        axes.set_xticks(range(len(source)), source, rotation=60, ha="right")
-        axes.set_yticks(range(len(target)), target)
-        axes.set_title(title)
+        axes.set_xticks(range(len(source)), [*map(_plain, source)], rotation=60, ha="right")
+        axes.set_yticks(range(len(target)), [*map(_plain, target)])
+        axes.set_title(_plain(title))
         axes.label_outer()
     first = f"first {MOST_TOKENS} of"
     notes = [f"{first} {n} {side} tokens" for side, n in cut.items() if n > MOST_TOKENS]
@@ -108,7 +108,7 @@ def lines(panels: Panels, x: str, xscale: str = "linear", yscale: str = "linear"
         for (name, points), look in zip(named.items(), _looks(), strict=False):
             xs, ys = zip(*points, strict=True) if points else ((), ())
             every = max(len(points) // 12, 1)
-            axes.plot(xs, ys, label=name, markersize=4, markevery=every, **look)
+            axes.plot(xs, ys, label=_plain(name), markersize=4, markevery=every, **look)
         for axis, set_scale, scale in (
             (axes.xaxis, axes.set_xscale, xscale),
             (axes.yaxis, axes.set_yscale, yscale),
@@ -119,7 +119,7 @@ def lines(panels: Panels, x: str, xscale: str = "linear", yscale: str = "linear"
         measured = sorted({x for points in named.values() for x, _ in points})
         if xscale == "log" and len(measured) <= 6:
             axes.set_xticks(measured)
-        axes.set_title(title)
+        axes.set_title(_plain(title))
         axes.set_xlabel(x)
         if any(named):  # below the axis, where no line can cross it
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
@@ -178,7 +178,7 @@ def roofline(points: Mapping[str, tuple[float, float]], *, peak: float, bandwidt
     x = np.array([min(intensities) / 4, ridge, max(intensities) * 4])
     axes.loglog(x, np.minimum(peak, bandwidth * x) / 1e9, base=2, color=GRAY)
     for (name, (intensity, rate)), look in zip(points.items(), _looks(), strict=False):
-        axes.loglog(intensity, rate / 1e9, base=2, linestyle="none", label=name, **look)
+        axes.loglog(intensity, rate / 1e9, base=2, linestyle="none", label=_plain(name), **look)
     axes.set_xlabel("FLOPs for each byte")
     axes.set_ylabel("GFLOP/s")
     for axis in (axes.xaxis, axes.yaxis):
@@ -228,6 +228,11 @@ def save(figure: Figure, path: Path) -> None:
         options: Any = {"metadata": dates.get(kind), "bbox_inches": "tight"}
         with replacing(path) as temporary:
             figure.savefig(temporary, format=kind, dpi=150, **options)
+
+
+def _plain(text: str) -> str:
+    """Returns a text as Matplotlib shows it: not as a formula, and although it begins with "_"."""
+    return f"{' ' * text.startswith('_')}{text}".replace("$", r"\$")
 
 
 def _grid(

@@ -1,9 +1,13 @@
 """Options and fields of the config on a command line."""
 
-import pytest
-from common import flat
+import re
+from pathlib import Path
 
-from transformer_jax.cli.arguments import ConfigArguments, split_config
+import pytest
+from common import error_line, flat
+
+from transformer_jax.cli.arguments import ConfigArguments, options_of, parse, split_config
+from transformer_jax.cli.commands import COMMANDS, Translate
 from transformer_jax.cli.main import main
 from transformer_jax.config import Config, to_json
 
@@ -48,3 +52,77 @@ def test_help_config_shows_every_field(capsys: pytest.CaptureFixture[str]) -> No
     text = capsys.readouterr().out
     for name in FIELDS:
         assert f"--config.{name.replace('_', '-')} " in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_options_that_are_listed_are_those_that_are_accepted(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = COMMANDS[command]
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    shown = re.findall(r"^│ +(?:-\w.*, )?(--[\w-]+)", capsys.readouterr().out, re.MULTILINE)
+    config = ["--config"] if kind.takes_config else []
+    assert {*options_of(kind), "--help"} == {*shown, *config, *(f"--{name}" for name in kind.short)}
+
+
+def test_an_unknown_option_is_compared_with_those_that_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for command, given, nearest in (
+        ("train", "--imports=x", "--import"),
+        ("translate", "--n-bes=2", "--n-best"),
+        ("translate", "--penalti=gnmt", "--penalty"),
+        ("evaluate", "--alfa=1", "--alpha"),
+        ("bench attention", "--head-sizes=1", "--head-size"),
+    ):
+        error = error_line(
+            [*command.split(), *(["--run=r"] if command[0] != "b" else []), given], capsys
+        )
+        assert error.endswith(f"did you mean {nearest}?")
+    assert "--config" not in error_line(["average", "--run=r", "--out=o", "--xyzzy"], capsys)
+    assert "--sources" not in error_line(["plot", "--output=o", "r", "--xyzzy"], capsys)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "train --config=C --run=r --config.data.train A --config.data.train B",
+        "train --config=C --run=r --config.data.max_ratio=2 --config.data.max-ratio=3",
+        "translate --run=r --output=a --output b",
+        "translate --run=r --n-best=2 --n_best=2",
+        "evaluate --run=r --data a --data b",
+        "train --config=C --run=r --run=s",
+        "attention --run=r -o a --output=b sentence",
+        "plot r -o a.svg -o b.svg",
+    ],
+)
+def test_an_option_that_is_given_again_is_refused(
+    arguments: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = arguments.replace("C", str(Path("configs/quickstart.py").resolve())).split()
+    monkeypatch.chdir(tmp_path)
+    assert ": given 2 times; give it once, with all its values" in error_line(given, capsys)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_options_that_append_may_be_given_again() -> None:
+    assert parse(Translate, ["--run=a", "--run", "b"], "transformer-jax translate").run == (
+        "a",
+        "b",
+    )
+
+
+def test_home_is_found_in_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert f"run {tmp_path}/runs/a: no such folder" in error_line(
+        ["translate", "--run=~/runs/a"], capsys
+    )
+    config = ["train", "--config=configs/quickstart.py", "--run=~/r"]
+    error = error_line([*config, "--config.data.train=~/a.en,~/a.de"], capsys)
+    assert f"{tmp_path}/a.en: No such file" in error

@@ -36,6 +36,12 @@ def command(reverse: Run, tiny_config: Config, tmp_path: Path) -> list[str]:
     return ["back-translate", run, f"--pairs={pairs}", output, "--config.decode.min-length=1"]
 
 
+def with_pairs(command: list[str], pairs: str) -> list[str]:
+    """The command with other --pairs."""
+    others = [argument for argument in command if not argument.startswith("--pairs")]
+    return [*others, f"--pairs={pairs}"]
+
+
 def test_it_writes_pairs(
     command: list[str], reverse: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -55,7 +61,7 @@ def test_another_direction(
 ) -> None:
     (tmp_path / "x.en").write_text("red green\n", "utf-8")
     german, english = tiny_config.data.dev[0].split(",")[::-1]
-    wrong = [*command, f"--pairs={german},{english}", f"--text={tmp_path / 'x.en'}"]
+    wrong = [*with_pairs(command, f"{german},{english}"), f"--text={tmp_path / 'x.en'}"]
     line = error_line(wrong, capsys)
     assert "--run: translates from the source to the target of --pairs (log probability -" in line
     assert not (tmp_path / "x.tsv").exists()
@@ -68,7 +74,8 @@ def test_another_language(
     english, german = (Path(name) for name in tiny_config.data.train[0].split(","))
     text = german.read_text("utf-8")
     (tmp_path / "x.fr").write_text(text.translate(str.maketrans("aeiourtn", "uoaeitrl")), "utf-8")
-    wrong = [*command, f"--pairs={english},{tmp_path / 'x.fr'}", f"--text={tmp_path / 'x.fr'}"]
+    wrong = with_pairs(command, f"{english},{tmp_path / 'x.fr'}")
+    wrong += [f"--text={tmp_path / 'x.fr'}"]
     line = error_line(wrong, capsys)
     assert "--run: hardly uses the targets of --pairs to predict the sources (log prob" in line
     assert not (tmp_path / "x.tsv").exists()

@@ -69,6 +69,15 @@ def test_json_that_cannot_be_parsed_is_error_line(
     assert "is damaged: not JSON that can be read" in error
 
 
+@pytest.mark.parametrize("names", [("-", "-"), ("/dev/stdin", "-"), ("/dev/fd/63", "/dev/fd/63")])
+@pytest.mark.parametrize("option", ["--prefix", "--phrases"])
+def test_a_pipe_is_not_shared_by_two_inputs(
+    names: tuple[str, str], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["translate", "--run=r", f"--input={names[0]}", f"{option}={names[1]}"]
+    assert f"{names[1]}: is read once, but named 2 times" in error_line(command, capsys)
+
+
 def test_control_characters_of_a_config_key_are_escaped(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """The command line: what a user types, sees, and reads when something is wrong."""
 
 import gzip
+import io
 import json
 import os
 import re
@@ -89,6 +90,15 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, finished:
     monkeypatch.setattr(run, "average", broken)
     with pytest.raises(ValueError, match=r"^shapes do not match$"):
         main(["average", f"--run={finished.folder}", "--out=x"])
+
+
+def test_text_is_utf8_on_any_terminal(finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one with PYTHONIOENCODING=ascii."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    main(["evaluate", f"--run={finished.folder}", "--beam=1", "--show=20"])
+    sys.stdout.flush()
+    assert "grün" in written.getvalue().decode("utf-8")
 
 
 def test_training_from_the_command_line(

@@ -176,7 +176,6 @@ def test_other_text_tokenizer_or_options_are_other_entries(
     name = text_pair(tmp_path, pairs)
     tokenize(tmp_path, name)
     calls = [
-        lambda: tokenize(tmp_path, name, name),
         lambda: tokenize(tmp_path, name, max_length=29),
         lambda: tokenize(tmp_path, name, max_ratio=8.0),
         lambda: tokenize(tmp_path, name, filters=False),
@@ -193,6 +192,28 @@ def test_other_text_tokenizer_or_options_are_other_entries(
     config = DataConfig(cache=str(tmp_path / "cache"))
     other = dataset.tokenize([Corpus(name)], apart, config, max_length=30, filters=True)
     assert ids(other)[2] == ([*apart.source.encode("c"), EOS], [*apart.target.encode("c"), EOS])
+
+
+def test_another_corpus_is_tokenized_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dogs = [(f"{i} dogs", "x" * i) for i in range(1, 8)]
+    first, second = text_pair(tmp_path, PAIRS), write(tmp_path / "a.tsv", "a\tb\nc\td\n")
+    third = write(tmp_path / "b.tsv", "".join(f"{a}\t{b}\n" for a, b in dogs))
+    tokenize(tmp_path, first, second, filters=False)
+    read: list[str] = []
+    pairs = Corpus.pairs
+    monkeypatch.setattr(Corpus, "pairs", lambda self: read.append(self.name) or pairs(self))
+    mixed = tokenize(tmp_path, third, first, second, first, filters=False)
+    assert read == [third]
+    apart = [tokenize(tmp_path, name, filters=False) for name in (third, first, second, first)]
+    assert mixed.sizes == tuple(map(len, apart)) == (7, 4, 2, 4)
+    assert ids(mixed) == [pair for each in apart for pair in ids(each)]
+    assert mixed.report.kept == len(mixed) == 17
+    chosen = np.array([16, 0, 7, 7, 12, 3])
+    assert ids(mixed.take(chosen)) == [ids(mixed)[i] for i in chosen]
+    lengths = [[len(side) for side in pair] for pair in ids(mixed)]
+    assert mixed.lengths_of(chosen).tolist() == [lengths[i] for i in chosen]
+    assert mixed.lengths.counts.tolist() == np.bincount(np.max(lengths, axis=1)).tolist()
+    assert mixed.lengths.longest().tolist() == np.max(lengths, axis=0).tolist()
 
 
 def test_the_cache_is_in_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

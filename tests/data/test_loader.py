@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache, partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from corpus_files import small_tokenizers
 
 from transformer_jax.config import Config, DataConfig, ModelConfig, TokenizerConfig, TrainConfig
 from transformer_jax.data import loader as data
-from transformer_jax.data.buckets import Shape
+from transformer_jax.data.buckets import Lengths, Shape
 from transformer_jax.data.dataset import Examples, Report, tokenize
 from transformer_jax.data.loader import Loaded, Loader, Shard, evaluation_batches
 from transformer_jax.data.ragged import Ragged
@@ -413,6 +413,18 @@ def test_evaluation_has_every_pair_once_whatever_the_budget() -> None:
     for batch, *parts in zip(batches(Shard(3)), *shared, strict=True):
         assert np.array_equal(batch.target_in, np.concatenate([part.target_in for part in parts]))
         assert batch.target_in[0, 0] == EOS
+
+
+def test_development_sets_share_their_shapes() -> None:
+    sets = [examples(), examples(200, 9), text_examples()]
+    lengths = reduce(Lengths.joined, (each.lengths for each in sets))
+    shapes = set()
+    for each in sets:
+        batches = list(evaluation_batches(each, config(), lengths=lengths))
+        shapes |= {batch.source.shape + batch.target_out.shape for batch in batches}
+        pairs = Counter(pair for batch in batches for pair in pairs_in(batch))
+        assert pairs == Counter(pairs_of(each))
+    assert len(shapes) <= config().data.shapes
 
 
 @pytest.mark.parametrize("changes", LAYOUTS[:2])

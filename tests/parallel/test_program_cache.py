@@ -94,6 +94,15 @@ def test_the_variable_is_respected(
     assert not programs.exists()
 
 
+def test_training_does_without_a_folder_that_jax_cannot_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / os.fsdecode(b"caf\xe9")))
+    assert compiled() > 1
+    assert "compiled programs are not kept" in caplog.text
+    assert not [*tmp_path.iterdir()]
+
+
 def test_training_does_without_a_folder_that_cannot_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -100,6 +100,47 @@ def test_state_returns_bit_for_bit(tmp_path: Path) -> None:
     assert checkpoint.progress(folder, 1000) == progress
 
 
+ODD = [
+    "[a]",
+    "a*b",
+    "a?b",
+    "a]b",
+    "a\\b",
+    "{a,b}",
+    "%20%s",
+    "#~$HOME",
+    "'\"`",
+    "a\nb",
+    "\udcff",
+    "ü:é",
+]
+"""Names of folders with characters that mean something to globs, shells, URLs or formats."""
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name / "checkpoints"
+    save(folder, 1, 2)
+    assert same_bits(checkpoint.restore(folder, 2, "weights"), make_params(2))
+    folder = (tmp_path / name).rename(tmp_path / "plain") / "checkpoints"
+    assert same_bits(checkpoint.restore(folder, 1, "weights"), make_params(1))
+
+
+@pytest.mark.parametrize("damage", ["nothing merged", "one array missing"])
+def test_what_cannot_be_read_back_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    save(tmp_path / "[a]", 1)
+    if damage == "nothing merged":
+        monkeypatch.setattr(checkpoint, "_for_orbax", Path.absolute)
+    else:
+        monkeypatch.setattr(checkpoint, "_stored_tree", lambda *_: {"x": jnp.ones(2)})
+    with pytest.raises(OSError, match=r"saving checkpoint 2 in .*(no arrays|does not fit)"):
+        save(tmp_path / "[a]", 2)
+    monkeypatch.undo()
+    assert checkpoint.steps(tmp_path / "[a]") == [1]
+
+
 def test_arrays_may_be_donated_right_after_save(tmp_path: Path) -> None:
     increment = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     with Checkpoints(tmp_path, keep=9) as checkpoints:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from corpus_files import MALFORMED, PAIRS, text_pair, write
+from corpus_files import COMPRESS, MALFORMED, PAIRS, text_pair, write
 
 from transformer_jax.config import DataConfig
+from transformer_jax.text import files
 from transformer_jax.text.corpora import grammar
 from transformer_jax.text.corpus import Corpora, Corpus
 
 
-@pytest.mark.parametrize("end", ["", ".gz"])
+@pytest.mark.parametrize("end", ["", *COMPRESS])
 def test_every_format_gives_the_pairs(tmp_path: Path, end: str) -> None:
     rows = [json.dumps({"de": b, "id": 7, "en": a}) for a, b in PAIRS]
     tsv = "".join(f"{a}\t{b}\n" for a, b in PAIRS)
@@ -29,13 +34,13 @@ def test_a_byte_order_mark_is_not_text(tmp_path: Path, name: str) -> None:
     mark = b"\xef\xbb\xbf"
     if name == "text":
         corpus = text_pair(tmp_path, [("a", "b")])
-        files = [Path(path) for path in corpus.split(",")]
+        paths = [Path(path) for path in corpus.split(",")]
     else:
         line = "a\tb\n" if name == "x.tsv" else '{"source": "a", "target": "b"}\n'
         corpus = write(tmp_path / name, line)
-        files = [Path(corpus)]
+        paths = [Path(corpus)]
     digest = Corpus(corpus).digest
-    for file in files:
+    for file in paths:
         file.write_bytes(mark + file.read_bytes())
     assert list(Corpus(corpus).pairs()) == [("a", "b")]
     assert Corpus(corpus).digest == digest
@@ -56,8 +61,10 @@ def test_the_grammar_and_its_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_digest_is_of_the_text(tmp_path: Path) -> None:
-    plain, packed = text_pair(tmp_path, PAIRS), text_pair(tmp_path, PAIRS, ".gz")
-    assert Corpus(plain).digest == Corpus(packed).digest
+    plain = text_pair(tmp_path, PAIRS)
+    assert {Corpus(text_pair(tmp_path, PAIRS, end)).digest for end in COMPRESS} == {
+        Corpus(plain).digest
+    }
     assert re.fullmatch("[0-9a-f]{64}", Corpus(plain).digest)
     assert Corpus(",".join(plain.split(",")[::-1])).digest != Corpus(plain).digest
     different = [[("a", "b")], [("a", "c")], [("c", "b")], [("a\na", "b")], [("a", "a\nb")]]
@@ -145,3 +152,46 @@ def test_other_commas_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         list(Corpus("a,missing").pairs())
     with pytest.raises(ValueError, match=r"No such file|name too long"):
         list(Corpus("a" * 200 + "," + "b" * 200).pairs())
+
+
+# What can be read only once
+
+
+@contextmanager
+def piped(*texts: str) -> Iterator[str]:
+    """Yields a corpus of pipes that hold these texts, such as /dev/fd/63,/dev/fd/62."""
+    ends = []
+    for text in texts:
+        reading, writing = os.pipe()
+        os.write(writing, text.encode())
+        os.close(writing)
+        ends.append(reading)
+    yield ",".join(f"/dev/fd/{end}" for end in ends)
+    files._copies.clear()
+    for end in ends:
+        os.close(end)
+
+
+def test_a_pipe_is_read_once_for_all(tmp_path: Path) -> None:
+    same = text_pair(tmp_path, [("a", "x"), ("b", "y")])
+    with piped("a\nb\n", "x\ny\n") as name:
+        for _ in range(2):
+            assert Corpus(name).digest == Corpus(same).digest
+            assert list(Corpus(name).pairs()) == [("a", "x"), ("b", "y")]
+    with piped("a\nb\n", "x\n") as name, pytest.raises(ValueError, match="has 2 lines and /dev/fd"):
+        list(Corpus(name).pairs())
+
+
+def test_a_pipe_of_another_kind_is_named() -> None:
+    with piped("a\n", "SQLite format 3\0") as name, pytest.raises(ValueError, match="is a SQLite"):
+        list(Corpus(name).pairs())
+
+
+def test_standard_input_may_be_a_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = write(tmp_path / "x.de", "x\n")
+    with Path(write(tmp_path / "x.en", "a\n")).open() as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        corpus = Corpus(f"-,{target}")
+        assert corpus.digest == Corpus(f"{tmp_path / 'x.en'},{target}").digest
+        assert list(corpus.pairs()) == [("a", "x")]
+    files._copies.clear()

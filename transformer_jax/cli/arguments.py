@@ -9,6 +9,7 @@ import dataclasses
 import io
 import re
 import typing
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -68,6 +69,28 @@ class Fields:
     config: Config
 
 
+def options_of(kind: type[Any]) -> dict[str, bool]:
+    """Returns the options that a command accepts, and whether each may be given several times."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    options = {"--config": True} if getattr(kind, "takes_config", False) else {}
+    for field in dataclasses.fields(kind):
+        about = getattr(hints[field.name], "__metadata__", ())
+        if tyro.conf.Positional not in about:
+            name = next(filter(None, (getattr(each, "name", None) for each in about)), field.name)
+            options[f"--{name.replace('_', '-')}"] = tyro.conf.UseAppendAction in about
+    return options | {f"--{name}": False for name in getattr(kind, "short", ())}
+
+
+def require_once(kind: type[Any], arguments: Sequence[str]) -> None:
+    """UserError: an option is given again, and its first values would be lost."""
+    names = [argument.partition("=")[0].replace("_", "-") for argument in arguments]
+    names = ["--output" if name == "-o" else name for name in names]
+    repeatable = [name for name, several in options_of(kind).items() if several]
+    for name, count in Counter(names).items():
+        if count > 1 and name.startswith("--") and name not in repeatable:
+            raise UserError(f"{name}: given {count} times; give it once, with all its values")
+
+
 def parse(kind: type[Any], arguments: Sequence[str], program: str, default: Any = None) -> Any:
     """Returns the arguments as a `kind`. UserError in place of tyro's boxed message and exit."""
     errors = io.StringIO()
@@ -96,10 +119,10 @@ def _condense(message: str, kind: type[Any]) -> str:
             return f"{text}; did you mean {nearest}?"
         unknown = text.split()[2].partition("=")[0]
         section = typing.get_type_hints(Config).get(unknown.removeprefix("--config.").split(".")[0])
-        names = [field.name.replace("_", "-") for field in dataclasses.fields(section or kind)]
         if section is not None:
+            names = [field.name.replace("_", "-") for field in dataclasses.fields(section)]
             return f"{text}; known: {', '.join(names)}"
-        return text + did_you_mean(unknown, [f"--{name}" for name in ("config", *names)])
+        return text + did_you_mean(unknown, options_of(kind))
     return text
 
 

@@ -21,7 +21,7 @@ from transformer_jax.files import local_path, write_whole
 from transformer_jax.parallel.processes import broadcast, join, require_same_everywhere
 from transformer_jax.parallel.program_cache import cache_programs
 from transformer_jax.runs import run
-from transformer_jax.text.files import read_lines
+from transformer_jax.text.files import read_lines, uncompressed_name
 from transformer_jax.user_code import import_module, is_function_name, search_current_folder
 
 
@@ -136,7 +136,7 @@ def progress(source: str, output: str) -> Iterator[Callable[[int], None]]:
     if not console.is_terminal or (output == "-" and sys.stdout.isatty()):
         yield lambda _: None
         return
-    total = None if source == "-" else sum(1 for _ in read_lines(source))
+    total = sum(1 for _ in read_lines(source)) if Path(source).is_file() else None
     columns = TextColumn("lines"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=total)
@@ -161,8 +161,8 @@ def text_output(path: str) -> Iterator[IO[str]]:
         sys.stdout.flush()
         return
     file = output_file(path)
-    if path.endswith(".gz"):
-        raise UserError(f"--output={path}: is written as plain text; name it without .gz")
+    if end := path.removeprefix(uncompressed_name(path)):
+        raise UserError(f"--output={path}: is written as plain text; name it without {end}")
     if file.exists() and not file.is_file():
         with file.open("w", encoding="utf-8") as output:
             yield output

@@ -3,8 +3,10 @@
 Errors of the user are one line on standard error and exit status 2; `--debug` shows the traceback.
 """
 
+import io
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,10 +14,10 @@ from itertools import takewhile
 from typing import NoReturn
 
 from transformer_jax.allocator import restart_with_allocator
-from transformer_jax.cli.arguments import Fields, one_line, parse, split_config
+from transformer_jax.cli.arguments import Fields, one_line, parse, require_once, split_config
 from transformer_jax.cli.commands import COMMANDS, Options, ProcessOptions
 from transformer_jax.config import Config, did_you_mean
-from transformer_jax.errors import UserError, printable
+from transformer_jax.errors import UserError, printable, require_unicode
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -27,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if argv is None:
         restart_with_allocator()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # whatever the terminal: text is UTF-8
+        sys.stdout.reconfigure(encoding="utf-8")
     handler = logging.StreamHandler()
     handler.setFormatter(_PrintableFormatter("transformer-jax: %(levelname)s: %(message)s"))
     logging.basicConfig(handlers=[handler])
@@ -61,6 +65,9 @@ class _PrintableFormatter(logging.Formatter):
 
 
 def _dispatch(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        require_unicode(argument)
+    arguments = [_at_home(argument) for argument in arguments]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
         return
@@ -69,6 +76,7 @@ def _dispatch(arguments: Sequence[str]) -> None:
     config, rest = split_config([_expanded(argument, kind.short) for argument in rest])
     if "--help-config" in rest:
         parse(Fields, ["--help"], program, Fields(Config()))
+    require_once(kind, [*rest, *config.overrides])
     options: Options = parse(kind, rest, program)
     if not kind.takes_config and (config.path or config.overrides):
         why = "takes the config from the run" if hasattr(options, "run") else "has no config"
@@ -79,6 +87,15 @@ def _dispatch(arguments: Sequence[str]) -> None:
         launch(arguments, options)
     else:
         options.execute(config)
+
+
+def _at_home(argument: str) -> str:
+    """Returns an option with the home folder for each `~/` that begins a path: shells put it there
+    at the beginning of an argument only."""
+    home = os.environ.get("HOME", "~")
+    return (
+        re.sub("(?<=[=,])~/", lambda _: f"{home}/", argument) if argument[:2] == "--" else argument
+    )
 
 
 def _expanded(argument: str, short: Sequence[str]) -> str:

@@ -5,7 +5,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def translate(options: Translate, arguments: ConfigArguments) -> None:
     heads = parse_layers("--align", options.align) if options.align else None
     if heads is not None and not options.json:
         raise UserError("--align: needs --json; plain output has a line for each")
+    _require_apart([options.input, options.prefix, options.phrases])
     translator = load_translator(options, arguments, heads, beam=options.beam)
     n_best = translator.config.decode.n_best
     if n_best > 1 and not options.json:
@@ -52,6 +54,14 @@ def translate(options: Translate, arguments: ConfigArguments) -> None:
         for name, left in ((options.prefix, prefixes), (options.phrases, phrases)):
             if is_coordinator() and left is not None and next(left, None) is not None:
                 raise UserError(f"{name}: has more lines than the input; must have one for each")
+
+
+def _require_apart(names: Sequence[str | None]) -> None:
+    """UserError: two inputs are the same pipe, of which each would get some of the lines."""
+    pipes = [name for name in names if name and not Path(name).is_file()]
+    for name, count in Counter(name.replace("/dev/stdin", "-") for name in pipes).items():
+        if count > 1:
+            raise UserError(f"{name}: is read once, but named {count} times; write it to a file")
 
 
 def _record(translator: Translator, translation: Translation) -> dict[str, Any]:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int, Int32
 
 from transformer_jax.config import DataConfig
-from transformer_jax.data import entry as entries
+from transformer_jax.data import entry as cache
 from transformer_jax.data.buckets import Lengths
-from transformer_jax.data.ragged import Ragged
+from transformer_jax.data.entry import Entry
+from transformer_jax.data.ragged import Parts, Ragged
 from transformer_jax.errors import UserError
 from transformer_jax.files import json_digest
 from transformer_jax.special_ids import EOS
@@ -24,8 +26,9 @@ from transformer_jax.text.corpus import Corpus, Pair
 from transformer_jax.text.tokenizer import Tokenizers
 
 _CHUNK = 65_536  # pairs tokenized at a time
-_FORMAT = 4  # of a cache entry
+_FORMAT = 5  # of a cache entry
 _PATIENCE = 600.0  # seconds
+_SIDES = ("source", "target")
 
 
 class Report(NamedTuple):
@@ -41,6 +44,10 @@ class Report(NamedTuple):
         """The number of pairs that are not used."""
         return self.empty + self.too_long + self.length_ratio
 
+    def plus(self, other: Report) -> Report:
+        """Returns the numbers of the pairs of both."""
+        return Report(*(a + b for a, b in zip(self, other, strict=True)))
+
     def __str__(self) -> str:
         return (
             f"{self.kept:,} pairs; left out: {self.empty:,} with an empty side,"
@@ -53,25 +60,25 @@ class Examples:
     """Pairs of sentences as ids; every row ends with `EOS`.
 
     The ids of whole corpora are memory-mapped; those of `take` and `sample` are in memory. sizes:
-    the number of pairs of each corpus, which follow each other; empty: there is one corpus. entry:
-    of the cache, which holds the pairs.
+    the number of pairs of each corpus, which follow each other; empty: there is one corpus.
+    entries: of the cache, which hold the pairs of each corpus.
     """
 
-    source: Ragged
-    target: Ragged
+    source: Ragged | Parts
+    target: Ragged | Parts
     tokenizers: Tokenizers
     report: Report
     sizes: tuple[int, ...] = ()
-    entry: entries.Entry | None = None
+    entries: tuple[Entry, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.source.offsets) - 1
+        return self.source.size
 
     @cached_property
     def lengths(self) -> Lengths:
         """How many pairs have which numbers of tokens, including `EOS`."""
-        if self.entry is not None:
-            return self.entry.lengths
+        if self.entries:
+            return functools.reduce(Lengths.joined, (entry.lengths for entry in self.entries))
         return Lengths.of(self.lengths_of(np.arange(len(self))))
 
     def lengths_of(self, pairs: Int[np.ndarray, " Q"]) -> Int32[np.ndarray, "Q 2"]:
@@ -127,53 +134,56 @@ def tokenize(
     pairs: Iterable[Pair] | None = None,
     process_index: int = 0,
 ) -> Examples:
-    """Returns the pairs of all `corpora` as ids, from the cache if it holds them.
+    """Returns the pairs of all `corpora` as ids, from the cache if it holds them, each corpus in an
+    entry of its own.
 
     Pairs of more than `max_length` tokens on a side (`EOS` included) are left out. `filters` also
     leaves out pairs with an empty side and those whose lengths differ by more than a factor of
-    `data.max_ratio`. The report counts them all. `pairs`, if given, are the pairs of `corpora`,
-    which are then not read again. Process 0 fills the cache and the others wait for it.
+    `data.max_ratio`. The report counts them all. `pairs`, if given, are the pairs of the one
+    corpus, which is then not read again. Process 0 fills the cache and the others wait for it.
 
-    UserError: bad input, no pair left, or no space for the cache; nothing is written then.
+    UserError: bad input, no pair left, or no space for the cache. No entry is then half written.
     """
     max_ratio = config.max_ratio if filters else None
 
-    def fill(append: Callable[[Ragged, Ragged], None]) -> dict[str, Any]:
+    def fill(corpus: Corpus, append: Callable[[Ragged, Ragged], None]) -> dict[str, int]:
         # By chunks, so that the text of a corpus is never in memory as a whole.
-        total, sizes = Report(0, 0, 0, 0), []
-        for text in [corpus.pairs() for corpus in corpora] if pairs is None else [pairs]:
-            before, rest = total.kept, iter(text)
-            while chunk := list(itertools.islice(rest, _CHUNK)):
-                source, target = (
-                    _ended(*tokenizer.encode_all(texts, config.workers))
-                    for tokenizer, texts in zip(tokenizers, zip(*chunk, strict=True), strict=True)
-                )
-                kept, counts = _filter(source.lengths(), target.lengths(), max_length, max_ratio)
-                append(source.take(kept), target.take(kept))
-                total = Report(*(a + b for a, b in zip(total, counts, strict=True)))
-            sizes.append(total.kept - before)
-        if not total.kept:
-            names = ", ".join(corpus.name for corpus in corpora)
-            raise UserError(f"{names}: no pair is left: {total}")
-        return {"report": total._asdict(), "sizes": sizes}
+        total, rest = Report(0, 0, 0, 0), iter(corpus.pairs() if pairs is None else pairs)
+        while chunk := list(itertools.islice(rest, _CHUNK)):
+            source, target = (
+                _ended(*tokenizer.encode_all(texts, config.workers))
+                for tokenizer, texts in zip(tokenizers, zip(*chunk, strict=True), strict=True)
+            )
+            kept, counts = _filter(source.lengths(), target.lengths(), max_length, max_ratio)
+            append(source.take(kept), target.take(kept))
+            total = total.plus(counts)
+        return total._asdict()
 
-    # The name of the entry is a digest of all that the ids depend on, so that it is never outdated.
-    depends_on = [
-        _FORMAT,
-        [corpus.key for corpus in corpora],
-        [tokenizer.digest for tokenizer in tokenizers],
-        [max_length, max_ratio],
-    ]
-    path = entries.cache_of(config) / json_digest(depends_on)
-    entry = entries.read(path)
+    # The name of an entry is a digest of all that the ids depend on, so that it is never outdated.
+    depends_on = [_FORMAT, [tokenizer.digest for tokenizer in tokenizers], max_length, max_ratio]
+    opened = []
+    for corpus in corpora:
+        path = cache.cache_of(config) / json_digest([*depends_on, corpus.key])
+        opened.append(_entry(path, functools.partial(fill, corpus), process_index))
+    reports = [Report(**entry.counts) for entry in opened]
+    total = functools.reduce(Report.plus, reports)
+    if not total.kept:
+        raise UserError(f"{', '.join(corpus.name for corpus in corpora)}: no pair is left: {total}")
+    sources, targets = (tuple(getattr(entry, side) for entry in opened) for side in _SIDES)
+    ids = (sources[0], targets[0]) if len(opened) == 1 else (Parts(sources), Parts(targets))
+    return Examples(*ids, tokenizers, total, tuple(each.kept for each in reports), tuple(opened))
+
+
+def _entry(path: Path, fill: cache.Fill, process_index: int) -> Entry:
+    """Returns an entry of the cache, which process 0 writes if it is missing."""
+    entry = cache.read(path)
     if entry is None and process_index:
-        entry = _wait(path)
+        return _wait(path)
     if entry is None:
-        entries.write(path, fill)
-        entry = entries.read(path)
+        cache.write(path, fill)
+        entry = cache.read(path)
         assert entry is not None, path
-    report, sizes = Report(**entry.counts["report"]), tuple(entry.counts["sizes"])
-    return Examples(entry.source, entry.target, tokenizers, report, sizes, entry)
+    return entry
 
 
 def _filter(
@@ -197,11 +207,11 @@ def _ended(ids: Int32[np.ndarray, " N"], lengths: Int32[np.ndarray, " P"]) -> Ra
     return Ragged.of_lengths(np.insert(ids, np.cumsum(lengths), EOS), lengths + 1)
 
 
-def _wait(path: Path) -> entries.Entry:
+def _wait(path: Path) -> Entry:
     """Returns the entry that process 0 writes. Waits as long as its files keep changing."""
     began = time.time()
-    while (entry := entries.read(path)) is None:
-        if min(time.time() - began, entries.idle_seconds(path)) > _PATIENCE:
+    while (entry := cache.read(path)) is None:
+        if min(time.time() - began, cache.idle_seconds(path)) > _PATIENCE:
             raise UserError(
                 f"data.cache={path.parent}: process 0 has written nothing for {_PATIENCE:.0f}"
                 " seconds; must be a folder that all processes share"

@@ -221,15 +221,18 @@ def _taken(whole: _Read, plans: list[Plan], shard: Shard, corpora: int) -> _Plan
     return _Planned(examples, plans, [tuple(each.tolist()) for each in drawn])
 
 
-def evaluation_batches(examples: Examples, config: Config, shard: Shard = WHOLE) -> Iterator[Batch]:
+def evaluation_batches(
+    examples: Examples, config: Config, shard: Shard = WHOLE, lengths: Lengths | None = None
+) -> Iterator[Batch]:
     """Yields every pair once, neither shuffled nor packed, in at most `data.shapes` shapes.
 
-    The shapes are chosen for these examples. Batches exceed `data.batch_tokens` where the longest
-    pairs would not fit otherwise.
+    The shapes are chosen for `lengths`, by default those of the examples. Batches exceed
+    `data.batch_tokens` where the longest pairs would not fit otherwise.
     """
     options, start_id = config.data, config.model.decoder_start_id
-    batch_tokens = max(options.batch_tokens, ROWS_MULTIPLE * int(examples.lengths.longest().max()))
-    shapes = choose_shapes(examples.lengths, batch_tokens, options.shapes)
+    lengths = lengths or examples.lengths
+    batch_tokens = max(options.batch_tokens, ROWS_MULTIPLE * int(lengths.longest().max()))
+    shapes = choose_shapes(lengths, batch_tokens, options.shapes)
     for plan in group(examples.lengths_of(np.arange(len(examples))), shapes):
         part = take_rows(plan, shard)
         yield make_batch(examples, part, packed=False, decoder_start_id=start_id)

@@ -9,6 +9,7 @@ folder is bounded here: JAX's own bound needs filelock, and stores nothing more 
 files is missing that it keeps beside the programs.
 """
 
+import errno
 import logging
 import os
 import stat
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import jax
 
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, is_unicode
 from transformer_jax.files import cache_folder
 from transformer_jax.parallel.processes import is_coordinator
 
@@ -53,6 +54,8 @@ def cache_programs() -> None:
     if getattr(jax.config, LEAST_SECONDS) == 1:  # JAX's default leaves out what searches need
         jax.config.update(LEAST_SECONDS, 0.1)
     try:
+        if not is_unicode(str(folder)):  # which JAX could not take
+            raise OSError(errno.EILSEQ, os.strerror(errno.EILSEQ))
         folder.mkdir(mode=0o777 if shared else 0o700, parents=True, exist_ok=True)
         _check_mode(folder, private=shared is None)
         if not os.access(folder, os.W_OK | os.X_OK):

@@ -17,8 +17,10 @@ rename: there it is built under its final name, which is STEP.newN if STEP is sa
 
 from __future__ import annotations
 
+import atexit
 import concurrent.futures
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -26,6 +28,7 @@ import re
 import secrets
 import shutil
 import sys
+import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,6 +58,8 @@ logger = logging.getLogger(__name__)
 _PROGRESS = "progress.json"
 _NAME = re.compile(r"([0-9]{8}|[1-9][0-9]{8,})(?:\.new([0-9]+))?")
 _LEFTOVER = re.compile(r"[0-9]{8,}(\.(new|old).*)?")  # of a checkpoint, unless it is whole
+_NOT_FOR_ORBAX = re.compile(r"[*?\[\]\\\udc80-\udcff]")
+"""Characters of globs, which Orbax takes for patterns, and bytes that are not UTF-8."""
 
 
 def _mute_orbax() -> None:
@@ -92,7 +97,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: AnyPath, keep: int) -> None:
-        self._folder = _absolute(folder)
+        self._folder = folder.absolute() if isinstance(folder, Path) else folder
         self._keep = keep
         handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
         handlers.add(None, ocp.args.PyTreeSave, _handler())
@@ -133,8 +138,9 @@ class Checkpoints:
         text = json.dumps(progress)
         new = self._folder / broadcast(self._unused_name(step))
         arguments = {name: ocp.args.PyTreeSave(tree) for name, tree in trees.items()}
-        self._orbax.save(new, args=ocp.args.Composite(**arguments))
-        self._pending = self._background.submit(self._finish, step, new, text, best)
+        self._orbax.save(_for_orbax(self._folder) / new.name, args=ocp.args.Composite(**arguments))
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), trees)
+        self._pending = self._background.submit(self._finish, step, new, like, text, best)
 
     def wait(self, together: bool = True) -> None:
         """Waits for the save in progress; `together`: until all processes do. OSError: the last
@@ -168,16 +174,24 @@ class Checkpoints:
         self._used.add(name)
         return name
 
-    def _finish(self, step: int, new: AnyPath, progress: str, best: bool) -> None:
+    def _finish(
+        self, step: int, new: AnyPath, trees: dict[str, Any], progress: str, best: bool
+    ) -> None:
+        """Makes a checkpoint whole once its arrays are written and can be read back."""
         try:
             self._orbax.wait_until_finished()
             if is_coordinator():
+                with _reader() as orbax:
+                    for name, tree in trees.items():
+                        stored = _stored_tree(orbax, _for_orbax(self._folder) / new.name / name)
+                        _require_same(name, _leaves_by_name(stored), _leaves_by_name(tree))
                 for path in files_below(new).values():
                     if path.name == "commit_success.txt":  # of Orbax
                         path.unlink()  # holds an absolute path, which a copied run changes
                 with write_whole(new / _PROGRESS) as file:
                     file.write(progress)
                 manifest.write(new, step, best)
+                manifest.read(new)
                 self._publish(step, new)
         except Exception as error:
             raise OSError(f"saving {manifest.describe(new)}: {_reason(error)}") from error
@@ -255,17 +269,16 @@ def restore(folder: AnyPath, step: int, tree: str, like: Any = None) -> Any:
     """
     path = _find(folder, step)
     manifest.verify(path, tree)
-    # Otherwise Orbax would look for its commit_success.txt in object storage.
-    options = ocp.options.AtomicityOptions(allow_legacy_atomic_rename=True)
-    with ocp.Checkpointer(_handler(), atomicity_options=options) as orbax:
-        stored = orbax.metadata(_absolute(path / tree)).item_metadata.tree
+    place = _for_orbax(folder) / path.name / tree
+    with _reader() as orbax:
+        stored = _stored_tree(orbax, place)
         like = stored if like is None else like
         names, wanted = _leaves_by_name(stored), _leaves_by_name(like)
         _require_same(f"{manifest.describe(path)}: {tree}", names, wanted)
         arguments = [_restore_args(wanted[name]) for name in names]
         arguments = jax.tree.unflatten(jax.tree.structure(stored), arguments)
         arguments = ocp.args.PyTreeRestore(restore_args=arguments)
-        arrays = _leaves_by_name(orbax.restore(_absolute(path / tree), args=arguments))
+        arrays = _leaves_by_name(orbax.restore(place, args=arguments))
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
 
 
@@ -300,8 +313,36 @@ def average(folder: AnyPath, steps: Sequence[int]) -> Params:
     return jax.tree.map(lambda x: np.asarray(x / len(steps), np.float32), total)
 
 
-def _absolute(path: AnyPath) -> AnyPath:
-    return path.absolute() if isinstance(path, Path) else path
+def _for_orbax(folder: AnyPath) -> AnyPath:
+    """Returns a path of `folder` below which Orbax can write and read."""
+    if not isinstance(folder, Path):
+        return folder
+    folder = folder.absolute()
+    return _alias(folder) if _NOT_FOR_ORBAX.search(str(folder)) else folder
+
+
+@functools.cache
+def _alias(folder: Path) -> Path:
+    """Returns a link to `folder` from a temporary folder, which is deleted when Python ends."""
+    temporary = tempfile.mkdtemp(prefix="transformer-jax-")
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    link = Path(temporary) / "checkpoints"
+    link.symlink_to(folder, target_is_directory=True)
+    return link
+
+
+def _reader() -> ocp.Checkpointer:
+    # Otherwise Orbax would look for its commit_success.txt in object storage.
+    options = ocp.options.AtomicityOptions(allow_legacy_atomic_rename=True)
+    return ocp.Checkpointer(_handler(), atomicity_options=options)
+
+
+def _stored_tree(orbax: ocp.Checkpointer, path: AnyPath) -> Any:
+    """Returns what Orbax finds of a tree: names, shapes and types. UserError: it finds nothing."""
+    stored = orbax.metadata(path).item_metadata
+    if stored is None:
+        raise UserError(f"{path}: Orbax finds no arrays in it")
+    return stored.tree
 
 
 def _whole(folder: AnyPath) -> dict[int, AnyPath]:

@@ -13,7 +13,14 @@ from typing import NamedTuple
 from transformer_jax.config import DataConfig
 from transformer_jax.errors import UserError
 from transformer_jax.text.corpora import grammar, recipes
-from transformer_jax.text.files import read_jsonl, read_text, read_tsv, text_digest
+from transformer_jax.text.files import (
+    make_rereadable,
+    read_jsonl,
+    read_text,
+    read_tsv,
+    text_digest,
+    uncompressed_name,
+)
 
 _BUILT_IN = {"grammar": grammar, "recipes": recipes}
 
@@ -26,7 +33,7 @@ class Corpus:
     """A parallel corpus by name. Nothing is read before it is needed.
 
     name: `grammar` or `recipes` (built in; `grammar:test` names a split), `SOURCE,TARGET` (two
-    text files), `FILE.tsv` or `FILE.jsonl`; each file may be gzipped (`.gz`).
+    text files), `FILE.tsv` or `FILE.jsonl`; each file may be compressed (`.gz`, `.xz`, `.bz2`).
     split: the split of a built-in corpus whose name has none.
     fields: the names of source and target in a JSONL line.
     """
@@ -77,7 +84,10 @@ class Corpus:
 
     @cached_property
     def _location(self) -> tuple[str, tuple[str, ...]]:
-        return _locate(self.name, self.split)
+        kind, names = _locate(self.name, self.split)
+        for path in () if kind == "built-in" else names:
+            make_rereadable(path)  # since the digest is read before the pairs
+        return kind, names
 
     def _read(self) -> Iterator[Pair]:
         kind, names = self._location
@@ -134,13 +144,13 @@ def _locate(name: str, split: str) -> tuple[str, tuple[str, ...]]:
         return "text", _split_at_comma(name)
     raise UserError(
         f"corpus {name!r}: must be grammar, recipes, either with :SPLIT, SOURCE,TARGET (two text"
-        " files), FILE.tsv or FILE.jsonl; files may end in .gz"
+        " files), FILE.tsv or FILE.jsonl; files may end in .gz, .xz or .bz2"
     )
 
 
 def _kind_of_file(path: str) -> str | None:
     """Returns the kind of a corpus in one file, by the end of its name; None: it has none."""
-    kinds = (kind for kind in ("tsv", "jsonl") if path.removesuffix(".gz").endswith(f".{kind}"))
+    kinds = (kind for kind in ("tsv", "jsonl") if uncompressed_name(path).endswith(f".{kind}"))
     return next(kinds, None)
 
 

@@ -1,34 +1,86 @@
-"""Reads text, TSV and JSONL files: plain or gzipped UTF-8, with or without a byte order mark.
+"""Reads text, TSV and JSONL files: UTF-8, plain or compressed, with or without a byte order mark.
 
 Only a line feed ends a line. `windows` groups lines as they arrive.
 """
 
+import atexit
+import bz2
 import codecs
 import gzip
 import hashlib
 import io
 import itertools
+import json
+import lzma
+import os
 import queue
 import re
+import shutil
 import sys
+import tempfile
 import threading
+import time
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeGuard
 
-from transformer_jax.errors import UserError
-from transformer_jax.files import parse_json
+from transformer_jax.errors import UserError, is_unicode
+from transformer_jax.files import cache_folder, json_digest, parse_json, write_whole
 
 _BLOCK = 1 << 20  # bytes hashed at a time
+
+_SETTLED = 2_000_000_000
+"""Nanoseconds without a change after which the times of a file stand for its contents."""
+
+_COMPRESSED = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+"""What opens a file, by the end of its name."""
+
+_OTHERS = {
+    "a gzip file, whose name must end in .gz": rb"\x1f\x8b",
+    "an xz file, whose name must end in .xz": rb"\xfd7zXZ\0",
+    "a bzip2 file, whose name must end in .bz2": rb"BZh[1-9]1AY&SY",
+    "a Zstandard file": rb"\x28\xb5\x2f\xfd",
+    "an LZ4 file": rb"\x04\x22\x4d\x18",
+    "a zip archive": rb"PK\x03\x04",
+    "a 7z archive": rb"7z\xbc\xaf\x27\x1c",
+    "a tar archive": rb"(?s:.{257})ustar",
+    "a PDF document": rb"%PDF-",
+    "a SQLite database": rb"SQLite format 3\0",
+    "a Parquet file": rb"PAR1\x15",
+    "an Arrow file": rb"ARROW1\0|\xff\xff\xff\xff",
+    "UTF-16 or UTF-32 text": rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff|[^\0]\0[^\0]\0|\0[^\0]\0[^\0]",
+}
+"""Files that are no text for us, each with a pattern of how it begins."""
+
+_copies: dict[str, Path] = {}
+"""Copies of what can be read only once, by its path."""
+
+
+def uncompressed_name(path: str) -> str:
+    """Returns the name of a file without the end that says how it is compressed."""
+    return path.removesuffix(next(filter(path.endswith, _COMPRESSED), ""))
+
+
+def make_rereadable(path: str) -> None:
+    """Copies what can be read only once, such as a pipe, to a temporary file. Everything that reads
+    `path` in this process then reads the copy."""
+    file = Path(path)
+    is_pipe = path == "-" or (file.exists() and not (file.is_file() or file.is_dir()))
+    if is_pipe and path not in _copies:
+        descriptor, copy = tempfile.mkstemp(prefix="transformer-jax-")
+        atexit.register(Path(copy).unlink, missing_ok=True)
+        with os.fdopen(descriptor, "wb") as output, _open(path) as pipe:
+            shutil.copyfileobj(pipe, output)
+        _copies[path] = Path(copy)
 
 
 def read_lines(path: str) -> Iterator[str]:
     """Yields the lines of a text file without their ends; "-" is standard input.
 
-    UserError: the file is missing, unreadable, a damaged .gz or not UTF-8 (the line and the byte
-    are named).
+    UserError: the file is missing, unreadable, damaged or not UTF-8 (the line and the byte are
+    named).
     """
     with _open(path) as file:
         for number, raw in enumerate(file, 1):
@@ -46,7 +98,32 @@ def read_lines(path: str) -> Iterator[str]:
 
 
 def text_digest(path: str) -> bytes:
-    """Returns the SHA-256 of a file's text: decompressed, and without a byte order mark."""
+    """Returns the SHA-256 of a file's text: decompressed, and without a byte order mark.
+
+    It is kept in the user's cache and read from there while the file's size and times are the same.
+    """
+    if path in _copies or not Path(path).is_file():
+        return _compute_digest(path)
+    about = Path(path).stat()
+    times = about.st_mtime_ns, about.st_ctime_ns
+    state = [str(Path(path).absolute()), about.st_size, *times]
+    with suppress(OSError, ValueError, KeyError, TypeError):  # not there, or damaged
+        stored = parse_json((cache_folder("digests") / json_digest(state)).read_bytes())
+        if stored["sha256"] == json_digest([state, stored["text"]]):
+            return bytes.fromhex(stored["text"])
+    digest = _compute_digest(path)
+    # Clocks of file systems tick slowly: a change that follows at once would have the same times.
+    if time.time_ns() - max(times) > _SETTLED:
+        with suppress(OSError, ValueError):
+            folder = cache_folder("digests")
+            folder.mkdir(parents=True, exist_ok=True)
+            with write_whole(folder / json_digest(state)) as file:
+                text = digest.hex()
+                json.dump({"text": text, "sha256": json_digest([state, text])}, file)
+    return digest
+
+
+def _compute_digest(path: str) -> bytes:
     total = hashlib.sha256()
     with _open(path) as file:
         block = file.read(_BLOCK).removeprefix(codecs.BOM_UTF8)
@@ -101,27 +178,43 @@ def read_jsonl(path: str, fields: tuple[str, str]) -> Iterator[tuple[str, str]]:
 
 def _is_text(value: object) -> TypeGuard[str]:
     """Returns whether a JSON value is a string that can be written as UTF-8."""
-    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
+    return isinstance(value, str) and is_unicode(value)
 
 
 @contextmanager
 def _open(path: str) -> Iterator[BinaryIO]:
     """Opens a file's bytes, decompressed. Errors in opening or reading them become UserError."""
+    kind = path.removeprefix(uncompressed_name(path))
     try:
-        if path == "-":
+        if path in _copies:
+            with _copies[path].open("rb") as file:
+                yield file
+        elif path == "-":
             # With sys.stdin.buffer, Python would crash if it ended while a thread reads.
             with open(sys.stdin.fileno(), "rb", closefd=False) as file:
-                yield file
-        elif path.endswith(".gz"):
-            with gzip.open(path) as file:
-                yield io.BufferedReader(file)  # reads lines several times faster
+                yield _text_of(file, path)
+        elif kind:
+            with _COMPRESSED[kind](path) as file:
+                yield _text_of(io.BufferedReader(file), path)  # reads lines several times faster
         else:
             with Path(path).open("rb") as file:
-                yield file
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path}: damaged gzip file ({error})") from error
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; must be a readable file") from error
+                yield _text_of(file, path)
+    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        if reason is None:  # of a library that decompresses
+            raise UserError(f"{path}: damaged {kind} file ({error})") from error
+        raise UserError(f"{path}: {reason}; must be a readable file") from error
+
+
+def _text_of(file: io.BufferedReader, path: str) -> BinaryIO:
+    """Returns a file that holds text. UserError: it begins as files of other kinds do."""
+    begin = file.peek(512)
+    for kind, pattern in _OTHERS.items():
+        if re.match(pattern, begin):
+            raise UserError(
+                f"{path}: is {kind}; must be UTF-8 text, plain or compressed as .gz, .xz or .bz2"
+            )
+    return file
 
 
 PATIENCE = 0.2

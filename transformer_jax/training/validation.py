@@ -1,6 +1,7 @@
 """Scores a model on corpora: loss, perplexity and the scores of its translations."""
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from transformer_jax.config import Config, DecodeConfig
+from transformer_jax.data.buckets import Lengths
 from transformer_jax.data.dataset import Examples
 from transformer_jax.data.loader import evaluation_batches
 from transformer_jax.decoding.evaluation import score
@@ -34,14 +36,18 @@ def dev_loss_fn(
     model: Model,
     config: Config,
     mesh: Mesh,
+    dev: Iterable[DevSet],
     executor: str = "jit",
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Callable[[Params, Examples], dict[str, float]]:
     """Returns a function (params, examples) -> loss and perplexity, without label smoothing.
 
-    cancelled: is called before each batch; if it returns True, the function raises Cancelled.
+    dev: all that will be scored, for which the shapes of batches are chosen together. cancelled: is
+    called before each batch; if it returns True, the function raises Cancelled.
     """
     loss, shard = loss_fn(model), local_shard(mesh)
+    each = [part.examples.lengths for part in dev]
+    lengths = functools.reduce(Lengths.joined, each) if each else None
 
     def step(params: Params, batch: Batch, **options: Any) -> Any:
         return eval_step(dequantize(params), batch, loss=loss, **options)
@@ -50,7 +56,7 @@ def dev_loss_fn(
     losses = compile_step(step, mesh, executor=executor, deterministic=deterministic)
 
     def sums(params: Params, examples: Examples) -> Iterator[Any]:
-        for batch in evaluation_batches(examples, config, shard):
+        for batch in evaluation_batches(examples, config, shard, lengths):
             if cancelled():
                 raise Cancelled
             yield jax.block_until_ready(losses(params, shard_batch(batch, mesh)))
@@ -67,7 +73,8 @@ class DevScores:
     def __init__(self, setup: Setup, cancelled: Callable[[], bool]) -> None:
         config, self._dev = setup.config, setup.dev
         executor = config.execution.executor
-        self.loss = dev_loss_fn(setup.model, config, setup.mesh, executor, cancelled)
+        dev = self._dev.values()
+        self.loss = dev_loss_fn(setup.model, config, setup.mesh, dev, executor, cancelled)
         greedy = dataclasses.replace(config, decode=DecodeConfig(beam=1))
         self.translator = Translator(greedy, setup.tokenizers, {}, setup.mesh, cancelled=cancelled)
 
@@ -109,11 +116,13 @@ def evaluate(
     of the translator's own. UserError: a corpus cannot be read, or the language is unknown.
     """
     config = translator.config
-    dev_loss = dev_loss_fn(translator.model, config, translator.mesh)
+    every: dict[str, DevSet] = {}
     for name in corpora:
         corpus = Corpus(name, "validation", config.data.fields)
         require_same_everywhere(config, {name: corpus.digest})  # else one waits for another's cache
-        dev = load_dev_set(corpus, translator.tokenizers, config)
+        every[name] = load_dev_set(corpus, translator.tokenizers, config)
+    dev_loss = dev_loss_fn(translator.model, config, translator.mesh, every.values())
+    for name, dev in every.items():
         loss = dev_loss(translator.params, dev.examples)
         for search in searches or [config.decode]:
             began = time.perf_counter()
