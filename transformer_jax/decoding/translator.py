@@ -294,12 +294,12 @@ class Translator(TrainedModel):
         """Returns a line, the prefix of its output and the phrases in it as ids.
 
         UserError: with the end symbol, the prefix or the phrases are longer than the output may be;
-        outputs with phrases are sampled.
+        outputs with phrases are sampled, or the beam is too small for them.
         """
         if isinstance(phrases, str):
             raise UserError(f"line {number}: its phrases are a text; give a list of texts")
         encode, source = self.tokenizers.target.encode, self.encode(line, number)
-        request = _Request(source, encode(prefix), [ids for ids in map(encode, phrases) if ids])
+        request = _Request(source, encode(prefix), _without_contained(map(encode, phrases)))
         if request.phrases and self.config.decode.sample:
             raise UserError(f"line {number}: has phrases, which samples cannot hold; search")
         most = greatest_length(self.models, self.config.decode, len(source)) if source else 0
@@ -310,6 +310,12 @@ class Translator(TrainedModel):
                     f"line {number}: its {what} {count} tokens; must be below the greatest length "
                     f"of its output, {most}"
                 )
+        least, beam = sum(map(len, request.phrases)) + 1, self.config.decode.beam
+        if request.phrases and beam < least:
+            raise UserError(
+                f"line {number}: decode.beam={beam}: must be at least {least}, one more than the "
+                "tokens of its phrases"
+            )
         return request
 
 
@@ -319,6 +325,17 @@ class _Request(NamedTuple):
     source: list[int]
     prefix: list[int]
     phrases: list[list[int]]
+
+
+def _without_contained(phrases: Iterable[list[int]]) -> list[list[int]]:
+    """Returns the phrases that no other one contains, the longest first: an output that holds these
+    holds all of them."""
+    kept: list[list[int]] = []
+    for phrase in sorted(phrases, key=len, reverse=True):
+        size = len(phrase)
+        if not any(phrase == ids[i : i + size] for ids in kept for i in range(len(ids))):
+            kept.append(phrase)
+    return [phrase for phrase in kept if phrase]
 
 
 def _power_of_two(count: int) -> int:
