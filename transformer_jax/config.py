@@ -407,7 +407,7 @@ class OptimizerConfig(_Section):
     warmup: int = 4000
     """Number of steps of linear warm-up."""
     decay_steps: int | None = None
-    """Step at which the cosine and linear schedules reach 0."""
+    """Step at which the cosine and linear schedules reach 0; None for others."""
     b1: float = 0.9
     """Adam's decay of the first moment."""
     b2: float = 0.98
@@ -456,10 +456,10 @@ class TrainConfig(_Section):
     minutes: float | None = _changeable(None)
     """Minutes of training after which to stop, including those before an interruption."""
     patience: int | None = _changeable(None)
-    """Number of evaluations without a better score after which to stop."""
+    """Number of evaluations without a better score after which to stop; needs data.dev."""
     best: Literal["bleu", "loss"] = "bleu"
     """Score on the first development corpus that selects the best checkpoint; BLEU is that of
-    greedy search."""
+    greedy search. Of equal scores, the one with the lower loss is better."""
     evaluate_every: int = _changeable(500)
     """Number of steps between evaluations."""
     save_every: int = _changeable(500)

@@ -91,7 +91,7 @@ class Translator(TrainedModel):
     ) -> None:
         super().__init__(config, tokenizers, params, mesh, others)
         self._cancelled = cancelled
-        self._phases = self._compile_phases()
+        self._use_phases()
         self._scorer = None if heads is None else Scorer.like(self, heads)
 
     def with_search(self, decode: DecodeConfig) -> Translator:
@@ -100,7 +100,7 @@ class Translator(TrainedModel):
             return self
         other = copy.copy(self)
         other.config = dataclasses.replace(self.config, decode=decode)
-        other._phases = other._compile_phases()
+        other._use_phases()
         return other
 
     @overload
@@ -213,10 +213,12 @@ class Translator(TrainedModel):
             merge=one_device,
             done=done_with,
             cancelled=self._cancelled or (lambda: False),
+            compiled=self._compiled,
         )
         for (_, members), rows in zip(batches, loop.run(), strict=True):
             for index, arrays in zip(members, rows, strict=False):
                 results[index] = self._hypotheses(*arrays)
+        self.compiling += loop.compiling
         return results
 
     def _lines(self, requests: Sequence[_Request], shape: tuple[int, int]) -> Lines:
@@ -268,7 +270,13 @@ class Translator(TrainedModel):
             for hypotheses in results
         ]
 
-    def _compile_phases(self) -> Phases:
+    def _use_phases(self) -> None:
+        """Makes the programs of the search, which are compiled when they are first called."""
+        self._phases, self._compiled = self._make_phases(), set[Any]()
+        self.compiling = 0.0
+        """Seconds by which the compilation of programs has delayed translations."""
+
+    def _make_phases(self) -> Phases:
         config = self.config
         options = DETERMINISTIC if config.execution.deterministic else None
         suppressed = [self.tokenizers.target.find(piece) for piece in config.decode.suppress]

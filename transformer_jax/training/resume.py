@@ -2,6 +2,7 @@
 another."""
 
 import logging
+import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -42,9 +43,21 @@ class Progress:
     position: int = 0  # of the next batch in the data
     seconds: float = 0.0  # of training in all processes of the run
     best: float | None = None  # best development score so far; higher is better
+    best_loss: float = math.inf  # the development loss there
     evaluations_since_best: int = 0
     evaluated: int = 0  # step of the last evaluation
     sums: dict[str, Any] = field(default_factory=dict)  # of the meter, since the last record
+
+    def improve(self, score: float, loss: float) -> bool:
+        """Takes the score and the loss of an evaluation, and returns whether it is the best so far.
+
+        Of equal scores, such as a BLEU of 0, the one with the lower loss is better.
+        """
+        rank = [-math.inf if math.isnan(x) else x for x in (score, -loss)]
+        better = self.best is None or rank > [self.best, -self.best_loss]
+        if better:
+            self.best, self.best_loss, self.evaluations_since_best = rank[0], -rank[1], 0
+        return better
 
 
 @dataclass(frozen=True)
