@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from transformer_jax.config import Config, differences
+from transformer_jax.config import Config, differences, require_decided
 from transformer_jax.data.order import VERSION
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath
@@ -94,12 +94,14 @@ def plan_start(
 ) -> Start:
     """Decides how training starts, in all processes alike. The arguments are those of `train`.
 
-    UserError: they do not fit the run in the folder, the card or the corpora, or differ between
-    processes.
+    UserError: they do not fit the run in the folder, the card, the corpora or the run to start
+    from, or differ between processes.
     """
     continued = _existing_run(config, folder, new)
     saved = [] if continued is None else checkpoint.steps(continued.checkpoints)
     source = None if saved else _source(continued, init_from)
+    if source is not None:
+        require_decided(f"--init-from={init_from}", source.config, config)
     corpora = Corpora.of(config.data)
     if card is not None:
         card.require_start(init_from)
@@ -297,7 +299,7 @@ def _require_same_data(run: Run, now: dict[str, Any]) -> None:
 def _with_params_of(source: Run, state: TrainState, setup: Setup) -> TrainState:
     """Returns the state with the parameters of another run.
 
-    UserError: they do not fit; the message names every mismatch.
+    UserError: they do not fit; the message names the first mismatches.
     """
     try:
         params = source.params(like=setup.abstract_state.params)
