@@ -264,7 +264,7 @@ def _keep(
     """Returns the candidates that stay in the beam, of those whose scores are not -inf.
 
     Candidates that hold as many ids of phrases form a bank. The beam takes the best one of each
-    bank, then the second best of each, and so on, in each round those of the best scores first.
+    bank, and then the best of all others, so that a likely output that holds the phrases stays.
     Otherwise those that hold fewer ids, which are likelier, would crowd out the others. In a beam
     of one more than the ids of the phrases every bank has a place. As a candidate of each bank but
     the fullest can be extended into a fuller one, such a beam holds all phrases in the end.
@@ -272,9 +272,9 @@ def _keep(
     held, alive = _held(met, sentences), scores > -jnp.inf
     same_bank = (held[:, :, None] == held[:, None, :]) & alive[:, None, :]
     better = jnp.tri(held.shape[1], k=-1, dtype=bool)[None]  # candidates are sorted by score
-    place = jnp.sum(same_bank & better, axis=2)  # within the bank
-    last = jnp.iinfo(jnp.int32).max
-    _, kept = jax.lax.top_k(-jnp.where(alive, place, last), beams)  # of equal ones, the first
+    is_first = ~jnp.any(same_bank & better, axis=2)
+    order = jnp.where(alive, jnp.where(is_first, 2, 1), 0)
+    _, kept = jax.lax.top_k(order, beams)  # of equal ones, the first
     return kept
 
 
