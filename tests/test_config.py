@@ -5,11 +5,13 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from transformer_jax.config import (
     TINY,
+    AttentionConfig,
     Config,
     DataConfig,
     DecodeConfig,
@@ -20,8 +22,10 @@ from transformer_jax.config import (
     differences,
     from_json,
     load_config_file,
+    require_decided,
     to_json,
 )
+from transformer_jax.errors import UserError
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
 
@@ -175,3 +179,46 @@ def test_seeds_are_not_cut_to_32_bits(section: str, value: int) -> None:
         ValueError, match=rf"^{section}\.seed={value}: must be at least 0 and below"
     ):
         from_json({section: {"seed": value}})
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("model", {"dropout": 0.0, "attention_dropout": 0.2, "max_length": 99}, ""),
+        ("model", {"decoder_layers": 6, "kv_heads": 8, "dtype": "bfloat16"}, ""),
+        ("model", {"cross_attention": AttentionConfig(kind="hard")}, ""),
+        ("tokenizer", {"sampling": 0.1}, ""),
+        ("train", {"steps": 3}, ""),
+        ("model", {"layers": 2, "decoder_layers": 6}, "model.layers=2: must be 6"),
+        ("model", {"decoder_layers": 2}, "model.decoder_layers=2: must be 6"),
+        ("model", {"kv_heads": 2}, "model.kv_heads=2: must be 8"),
+        ("model", {"d_ff": 64, "norm": "pre"}, "model.d_ff=64: must be 2048; model.norm='pre': m"),
+        (
+            "model",
+            {"positions": "learned", "max_length": 9},
+            "model.positions='learned': must be 'sinusoidal'",
+        ),
+        ("model", {"activation": "silu"}, "model.activation='silu': must be 'relu'"),
+        ("tokenizer", {"vocabulary": 4000}, "tokenizer.vocabulary=4000: must be 8000"),
+        ("tokenizer", {"kind": "unigram"}, "tokenizer.kind='unigram': must be 'bpe'"),
+        ("tokenizer", {"symbols": ("<x>",)}, "tokenizer.symbols=('<x>',): must be ()"),
+    ],
+)
+def test_a_run_decides_what_its_parameters_and_tokenizers_need(
+    section: str, values: dict[str, Any], message: str
+) -> None:
+    old = Config()
+    new = replace(old, **{section: replace(getattr(old, section), **values)})
+    if not message:
+        require_decided("run r", old, new)
+        return
+    wanted = f"run r: its parameters and tokenizers decide {message}"
+    with pytest.raises(UserError, match=re.escape(wanted)):
+        require_decided("run r", old, new)
+
+
+def test_learned_positions_decide_the_greatest_length() -> None:
+    old = Config(model=ModelConfig(positions="learned", max_length=40))
+    longer = replace(old, model=replace(old.model, max_length=50))
+    with pytest.raises(UserError, match=r"decide model\.max_length=50: must be 40$"):
+        require_decided("run r", old, longer)

@@ -13,7 +13,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -417,7 +417,7 @@ class OptimizerConfig(_Section):
     warmup: int = 4000
     """Number of steps of linear warm-up."""
     decay_steps: int | None = None
-    """Step at which the cosine and linear schedules reach 0."""
+    """Step at which the cosine and linear schedules reach 0; None for others."""
     b1: float = 0.9
     """Adam's decay of the first moment."""
     b2: float = 0.98
@@ -466,10 +466,10 @@ class TrainConfig(_Section):
     minutes: float | None = _changeable(None)
     """Minutes of training after which to stop, including those before an interruption."""
     patience: int | None = _changeable(None)
-    """Number of evaluations without a better score after which to stop."""
+    """Number of evaluations without a better score after which to stop; needs data.dev."""
     best: Literal["bleu", "loss"] = "bleu"
     """Score on the first development corpus that selects the best checkpoint; BLEU is that of
-    greedy search."""
+    greedy search. Of equal scores, the one with the lower loss is better."""
     evaluate_every: int = _changeable(500)
     """Number of steps between evaluations."""
     save_every: int = _changeable(500)
@@ -664,19 +664,52 @@ def from_json(value: Any, kind: type[Any] = Config, name: str = "") -> Any:
     return kind(**values)
 
 
-def differences(old: Any, new: Any, *, all_fields: bool = False, name: str = "") -> list[str]:
+def differences(old: Config, new: Config, *, all_fields: bool = False) -> list[str]:
     """Returns the fields in which two configs describe different runs: "model.layers: 4 -> 6".
 
-    all_fields: also those that a continued run may change. name: of a part, before its fields.
+    all_fields: also those that a continued run may change.
     """
-    changed: list[str] = []
+    return [
+        f"{name}: {a!r} -> {b!r}"
+        for name, a, b, compared in _changed_fields(old, new)
+        if all_fields or compared
+    ]
+
+
+def require_decided(origin: str, run: Config, config: Config) -> None:
+    """UserError: a config differs from that of a run in what its parameters and tokenizers decide.
+
+    origin: names the run. Rates of dropout and sampling may differ, the type of the computation,
+    the attentions and, unless positions are learned, the greatest length.
+    """
+    learned = run.model.positions == "learned"
+    changed = _changed_fields(_decided(run, learned), _decided(config, learned))
+    if wrong := [f"{name}={b!r}: must be {a!r}" for name, a, b, _ in changed]:
+        raise UserError(f"{origin}: its parameters and tokenizers decide {'; '.join(wrong)}")
+
+
+def _decided(config: Config, max_length: bool) -> Config:
+    """Returns a config that keeps only what the parameters and tokenizers of a run decide."""
+    model, free = config.model, ModelConfig()
+    others = [*ROLES, "dropout", "attention_dropout", "ffn_dropout", "dtype"]
+    others += [] if max_length else ["max_length"]
+    model = dataclasses.replace(
+        model,
+        **{name: getattr(free, name) for name in others},
+        decoder_layers=model.depths[1] if model.labels is None else None,
+        kv_heads=model.kv_heads or model.heads,
+    )
+    return Config(model=model, tokenizer=dataclasses.replace(config.tokenizer, sampling=0.0))
+
+
+def _changed_fields(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any, bool]]:
+    """Yields the name of each field that differs, both values, and whether it is compared."""
     for f in dataclasses.fields(old):
         a, b = getattr(old, f.name), getattr(new, f.name)
         if dataclasses.is_dataclass(a):
-            changed += differences(a, b, all_fields=all_fields, name=f"{name}{f.name}.")
-        elif a != b and (all_fields or f.metadata.get("compared", True)):
-            changed.append(f"{name}{f.name}: {a!r} -> {b!r}")
-    return changed
+            yield from _changed_fields(a, b, f"{name}{f.name}.")
+        elif a != b:
+            yield f"{name}{f.name}", a, b, f.metadata.get("compared", True)
 
 
 def look_up(table: Mapping[str, Entry], name: str, field: str) -> Entry:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from transformer_jax.decoding.translator import Translator
 from transformer_jax.files import AnyPath, files_below, find_path
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.run import Run
-from transformer_jax.training import planning
+from transformer_jax.training import planning, trainer
 
 ROOT = Path(__file__).parents[2]
 
@@ -177,6 +178,24 @@ def test_bad_training_input_is_one_line_and_writes_nothing(
     command = ["train", f"--config={config_file}", "--run=r", *BAD_TRAINING[message]]
     assert message in error_line(command, capsys)
     assert not Path("r").exists()
+
+
+def test_a_run_to_start_from_gives_its_config(
+    finished: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configs: list[Config] = []
+    monkeypatch.setattr(trainer, "train", lambda config, *_, **__: configs.append(config))
+    command = ["train", f"--run={tmp_path / 'r'}", f"--init-from={finished.folder}"]
+    main([*command, "--config.train.steps=3"])
+    wanted = replace(finished.config, train=replace(finished.config.train, steps=3))
+    assert configs == [wanted]
+    main(["train", f"--run={finished.folder}", f"--init-from={tmp_path / 'none'}"])
+    assert configs[1] == finished.config  # of the run to continue
+    command = ["inspect", f"--run={finished.folder}", "--config.tokenizer.vocabulary=4000"]
+    assert "decide tokenizer.vocabulary=4000: must be" in error_line(command, capsys)
 
 
 def test_translation_is_a_line_for_a_line_in_order(

@@ -453,6 +453,18 @@ def test_tiny_corpora() -> None:
         assert pairs_in(take(loader, 1)[0][1]) == [((100, EOS), (101, EOS))]
 
 
+@pytest.mark.parametrize("sampling", [0.0, 0.3])
+def test_mixed_corpora_of_one_more_pair_than_a_chunk(
+    sampling: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "CHUNK", 64)
+    mixed = dataclasses.replace(text_examples(65), sizes=(40, 25))
+    loader = Loader(mixed, config(sampling, train=("a.tsv", "b.tsv"), weights=(1.0, 1.0)))
+    epochs = [loaded.epoch for loaded in itertools.islice(loader.batches(), 40)]
+    assert epochs == sorted(epochs)
+    assert epochs[-1] >= 3
+
+
 # The background thread
 
 

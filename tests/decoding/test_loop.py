@@ -1,8 +1,10 @@
 """Batches of few shapes: merged sentences are translated as if alone, and searches cancelled."""
 
+import itertools
 import threading
 from collections import Counter
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ from transformer_jax.decoding import ensemble, loop, strategies, translator
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.parallel.mesh import make_mesh
 from transformer_jax.runs.run import Run
+from transformer_jax.training import validation
 
 LINES = [f"{'red ' * (i % 5)}{'blue new ' * (i % 4)}old" for i in range(27)]
 
@@ -132,3 +135,27 @@ def test_a_search_is_cancelled_between_two_programs(finished: Run) -> None:
     assert asked == [threading.current_thread()] * 4
     after = 1000
     assert one(LINES) == Translator.load(finished.folder, decode=decode, mesh=mesh)(LINES)
+
+
+def test_speed_is_measured_without_compilation(
+    finished: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = translator_of(finished, 128, beam=2)
+    loaded(LINES)
+    compiling = loaded.compiling
+    assert compiling > 0
+    loaded(LINES[::-1])
+    assert loaded.compiling == compiling
+    assert loaded.with_search(DecodeConfig(beam=1)).compiling == 0
+
+    clock = itertools.count(0, 10)  # seconds, 8 of which are compilation
+
+    def slow(self: Translator, lines: list[str]) -> list[str]:
+        self.compiling += 8
+        return lines
+
+    monkeypatch.setattr(Translator, "__call__", slow)
+    fake = SimpleNamespace(perf_counter=lambda: next(clock))
+    monkeypatch.setattr(validation, "time", fake)
+    (scored,) = validation.evaluate(loaded, finished.config.data.dev)
+    assert scored.scores["sentences_per_s"] == len(scored.outputs) / 2

@@ -343,11 +343,19 @@ def test_order_and_width_of_the_batch_do_not_matter(beams: int) -> None:
 
 # ----- words that must appear
 
-PHRASES: list[list[tuple[int, ...]]] = [[], [(4,)], [(4, 3)], [(1,), (4, 3)], [(3,), (1,), (4,)]]
+
+def random_phrases(count: int) -> list[list[tuple[int, ...]]]:
+    """Up to three phrases each, of at most four ids in all: they share, nest, overlap, repeat."""
+    rng, rows = np.random.default_rng(0), list[list[tuple[int, ...]]]()
+    while len(rows) < count:
+        lengths = rng.integers(1, 4, rng.integers(0, 4))
+        if lengths.sum() <= 4:
+            rows.append([tuple(rng.choice([BOS, UNK, 4], n).tolist()) for n in lengths])
+    return rows
 
 
 def phrases_of(rows: list[list[tuple[int, ...]]]) -> Any:
-    array = np.zeros((len(rows), 3, 2), np.int32)
+    array = np.zeros((len(rows), 3, 3), np.int32)
     for row, phrases in enumerate(rows):
         for i, phrase in enumerate(phrases):
             array[row, i, : len(phrase)] = phrase
@@ -360,41 +368,70 @@ def holds(ids: tuple[int, ...], phrases: list[tuple[int, ...]]) -> bool:
 
 
 @cache
-def compiled_constrained(name: str, beams: int, max_length: int) -> Any:
+def compiled_constrained(name: str, beams: int, max_length: int, step: Any = table_step) -> Any:
     strategy, common = beam_search(beams, final(beams), HOLD_PHRASES), rules(max_length, name)
 
     def run(state: Any, lengths: Any, phrases: Any) -> Hypotheses:
         sentences = Sentences(lengths, phrases=phrases)
-        return searches.search(strategy, table_step, state, sentences, common)
+        return searches.search(strategy, step, state, sentences, common)
 
     return jax.jit(run)
 
 
 @pytest.mark.parametrize("name", ["none", "mean"])
 def test_a_wide_constrained_beam_is_brute_force(name: str) -> None:
-    beams, rows = len(sequences(0, 4)), PHRASES * 2
+    beams, rows, compared = len(sequences(0, 4)), random_phrases(40), 0
     run = compiled_constrained(name, beams, 4)
-    outputs = run(start(range(10), beams), jnp.full(10, 4), phrases_of(rows))
+    outputs = run(start(range(40), beams), jnp.full(40, 4), phrases_of(rows))
     for row, phrases in enumerate(rows):
-        wanted = [s for s in sequences(row, 4) if holds(s.ids, phrases)]
-        assert 0 < len(wanted) < beams or not phrases
-        best = normalized(wanted, name)
+        best = normalized([s for s in sequences(row, 4) if holds(s.ids, phrases)], name)
         ids = np.asarray(outputs.ids[row]).tolist()
         for hypothesis, output, score in zip(best, ids, outputs.scores[row], strict=False):
             assert tuple(i for i in output if i) == hypothesis.ids
             np.testing.assert_allclose(score, hypothesis.score, rtol=2e-5, atol=1e-6)
+        compared += 0 < len(best) < beams
+    assert compared > 20
 
 
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("beams", [5, 7])
 def test_every_output_of_a_narrow_beam_holds_its_phrases(beams: int) -> None:
-    rows, sentences = PHRASES * 8, range(40)
+    """With one more than the phrases have ids, which is 5."""
+    rows = random_phrases(100)
     run = compiled_constrained("mean", beams, 8)
-    outputs = run(start(sentences, beams), jnp.full(40, 8), phrases_of(rows))
+    outputs = run(start(range(100), beams), jnp.full(100, 8), phrases_of(rows))
     for row, phrases in enumerate(rows):
         best = tuple(i for i in np.asarray(outputs.ids[row, 0]).tolist() if i)
         assert holds(best, phrases)
         if not phrases:
             assert_found(outputs, row, simple_beam(row, beams, 8, "mean"))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("likely", "phrases"),
+    [
+        ("6867", ["67", "68"]),  # share their first id
+        ("6668", ["668"]),  # overlaps itself
+        ("678", ["67", "78"]),  # overlap each other
+        ("4678", ["67", "467", "7"]),  # nest
+        ("4677", ["67", "67"]),  # repeat
+    ],
+)
+def test_a_likely_output_that_holds_the_phrases_stays(
+    likely: str, phrases: list[str], turned: bool
+) -> None:
+    ids = [*map(int, likely), EOS]
+    table = jnp.full((len(ids), 9), 0.0).at[jnp.arange(len(ids)), jnp.array(ids)].set(9.0)
+
+    def step(tokens: Any, state: Any, index: Any) -> Any:
+        return jnp.broadcast_to(table[index], (*tokens.shape, 9)), state, None
+
+    rows = [tuple(map(int, phrase)) for phrase in (reversed(phrases) if turned else phrases)]
+    beams = sum(map(len, phrases)) + 1
+    run = compiled_constrained("none", beams, len(ids), step)
+    output = run(None, jnp.array([len(ids)]), phrases_of([rows]))
+    assert np.asarray(output.ids[0, 0]).tolist() == ids
+    assert output.log_probs[0, 0] > -0.02
 
 
 def test_a_phrase_that_does_not_fit_is_left_out() -> None:

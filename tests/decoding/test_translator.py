@@ -93,6 +93,16 @@ def test_phrases_are_lists(finished: Run) -> None:
         Translator.load(finished.folder).translate(["new"], phrases=phrases)
 
 
+def test_a_beam_is_as_large_as_the_phrases_need(finished: Run) -> None:
+    translator = Translator.load(finished.folder, decode=DecodeConfig(beam=2))
+    phrases = ["neu alt", "alt", "neu alt"]  # the first one holds the others
+    least = len(translator.tokenizers.target.encode(phrases[0])) + 1
+    with pytest.raises(UserError, match=f"line 2: decode.beam=2: must be at least {least}, one mo"):
+        translator.translate(["new", "old"], phrases=[[], phrases])
+    translator = translator.with_search(DecodeConfig(beam=least))
+    assert "neu alt" in translator.translate(["old"], phrases=[phrases])[0]
+
+
 @pytest.mark.long
 def test_threads_may_share_a_translator(finished: Run) -> None:
     lines = [f"red {'blue ' * (i % 7)}" for i in range(48)]

@@ -129,6 +129,15 @@ def test_the_row_of_a_study_must_be_named(
     assert f"card {path}{message}" in line
 
 
+def test_a_card_decides_how_the_run_starts(
+    path: Path, finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = f"--init-from={finished.folder}"
+    line = error_line(["train", f"--from-card={path}", f"--run={tmp_path / 'r'}", other], capsys)
+    assert f"card {path}: the run starts with random parameters; leave out {other}" in line
+    assert not (tmp_path / "r").exists()
+
+
 @pytest.mark.parametrize("name", results_with_cards())
 def test_the_committed_cards_can_be_read(name: str) -> None:
     assert card.load(name).provenance["versions"].keys() >= {"python", "jax", "flax"}

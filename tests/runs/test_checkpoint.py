@@ -332,6 +332,10 @@ def test_other_tree_is_refused_by_name(tmp_path: Path) -> None:
         "encoder/new: nothing saved, float32[1] wanted",
         "encoder/odd: float32[4] saved, float32[2, 2] wanted",
     ]
+    many = like | {f"layer_{i}": jnp.ones(1) for i in range(900)}
+    with pytest.raises(ValueError, match="weights does not fit") as caught:
+        checkpoint.restore(tmp_path, 1, "weights", many)
+    assert str(caught.value).endswith("; layer_0: nothing saved, float32[1] wanted; and 899 more")
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "weights/../../x"])

@@ -57,7 +57,8 @@ def test_divergence_of_adjacent_rows_is_optaxs_both_ways() -> None:
 
 
 def test_r_drop_computes_each_pair_twice() -> None:
-    """The two rows of a pair differ in dropout alone, and evaluation is as without it."""
+    """The two rows of a pair differ in dropout alone, its tokens count once, and evaluation is as
+    without it."""
     model, params = build(tiny(dropout=0.1))
     batch, key = make_batch([(7, 6), (3, 2), (1, 1), (0, 0)]), jax.random.key(0)
     batch = jax.tree.map(jnp.asarray, batch)
@@ -68,8 +69,8 @@ def test_r_drop_computes_each_pair_twice() -> None:
     output: Any = jax.jit(model.apply)({"params": params}, twice, key)
     divergence = symmetric_divergence(output.logits, twice.target_out)
     assert divergence > 0.01
-    np.testing.assert_allclose(total, smoothed + 1.5 * divergence, rtol=1e-5)
-    assert tokens == wanted == 18
+    np.testing.assert_allclose(total, (smoothed + 1.5 * divergence) / 2, rtol=1e-5)
+    assert 2 * tokens == wanted == 18
     for ours, alone in zip(*(f(params, batch, None, {}) for f in (r_drop, plain)), strict=True):
         jax.tree.map(np.testing.assert_array_equal, ours, alone)
 

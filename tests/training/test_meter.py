@@ -77,6 +77,19 @@ def test_every_named_metric_is_averaged(clock: Clock) -> None:
     assert "tokens" not in record
 
 
+def test_rates_leave_out_compilation(clock: Clock) -> None:
+    records: list[dict[str, Any]] = []
+    recorder = make_meter(records)
+    for step in (1, 2):
+        with recorder.dispatching(LOADED.batch):
+            clock.now += 30.0 if step == 1 else 1.0
+        recorder.add(step, metrics(loss=1.0, grad_norm=1.0, tokens=8), LOADED)
+        clock.now += 1.0
+    recorder.finish_step()
+    assert records[0]["tokens_per_s"] == 16 / 3.0
+    assert records[0]["minutes"] == 33 / 60
+
+
 def test_a_continued_run_emits_the_same_means(clock: Clock) -> None:
     """It stops between two records, after half a minute that is not its own."""
     whole, parts = [], []

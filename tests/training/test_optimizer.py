@@ -1,6 +1,7 @@
 """Schedules and optimizers against their formulas, and the one optax chain."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,10 +11,15 @@ import optax
 import pytest
 from common import build, flat, tiny
 
-from transformer_jax.config import Config, OptimizerConfig
+from transformer_jax.config import Config, DataConfig, OptimizerConfig, TrainConfig
 from transformer_jax.errors import UserError
 from transformer_jax.training.optimizer import OPTIMIZERS, make_optimizer
-from transformer_jax.training.schedules import learning_rate
+from transformer_jax.training.schedules import (
+    SCHEDULES,
+    Schedule,
+    describe_end,
+    learning_rate,
+)
 from transformer_jax.training.setup import check_config
 
 WARMUP, END = 40, 200
@@ -21,7 +27,8 @@ WARMUP, END = 40, 200
 
 def rate(step: int, kind: Any, d_model: int = 64) -> float:
     """The learning rate of update `step`, counted from 1."""
-    config = OptimizerConfig(schedule=kind, learning_rate=0.5, warmup=WARMUP, decay_steps=END)
+    end = END if SCHEDULES[kind].ends else None
+    config = OptimizerConfig(schedule=kind, learning_rate=0.5, warmup=WARMUP, decay_steps=end)
     return np.asarray(learning_rate(config, d_model)(jnp.asarray(step - 1))).item()
 
 
@@ -157,6 +164,42 @@ def test_muon_leaves_embeddings_norms_and_biases_to_adam() -> None:
 def test_schedules_that_cannot_be_made_are_refused(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         make_optimizer(Config(optimizer=OptimizerConfig(schedule=name)), PARAMS)
+
+
+@pytest.mark.parametrize("name", ["noam", "inverse_sqrt", "mine"])
+def test_an_end_is_refused_where_the_rate_has_none(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCHEDULES, "mine", Schedule(lambda step, _: 1 / step))
+    message = rf"optimizer\.decay_steps=9000: must be None for the {name} schedule, which never"
+    with pytest.raises(UserError, match=message):
+        check_config(Config(optimizer=OptimizerConfig(schedule=name, decay_steps=9000)))
+
+
+@pytest.mark.parametrize(
+    ("limits", "last"),
+    [
+        ({"steps": 60}, None),
+        ({"minutes": 1.0}, None),
+        ({"steps": 90}, 90),
+        ({"epochs": 30}, 150),
+        ({"steps": 70, "epochs": 30}, 70),
+        ({"steps": 50, "epochs": 30}, None),
+    ],
+)
+def test_it_is_said_where_the_learning_rate_is_0(limits: dict[str, Any], last: int | None) -> None:
+    options = OptimizerConfig(schedule="linear", warmup=5, decay_steps=60)
+    line = "learning rate: 0 from step 60 on (optimizer.decay_steps)"
+    line += f"; training to step {last} changes no parameter after it" if last else ""
+    config = Config(optimizer=options, train=TrainConfig(**limits))
+    assert describe_end(config, batches_per_epoch=5) == [line]
+    assert describe_end(replace(config, optimizer=OptimizerConfig()), 5) == []
+
+
+def test_patience_needs_a_development_corpus() -> None:
+    config = Config(data=DataConfig(dev=()), train=TrainConfig(steps=9, patience=2))
+    with pytest.raises(UserError, match=r"train\.patience=2: must be None where data\.dev=\(\)"):
+        check_config(config)
 
 
 def test_an_optimizer_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import jax
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Inspect
 from transformer_jax.cli.common import load_user_code
-from transformer_jax.config import Config, to_json
+from transformer_jax.config import Config, require_decided, to_json
 from transformer_jax.data.buckets import Shape
 from transformer_jax.data.loader import Loader
 from transformer_jax.data.order import describe_mixture
@@ -31,6 +31,8 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
     """
     trained = None if options.run is None else runs.load(options.run)
     config = arguments.resolve(None if trained is None else trained.config)
+    if trained is not None:
+        require_decided(f"run {trained.folder}", trained.config, config)
     load_user_code(options, config)  # programs are not cached: their compilation is timed
     config = config if options.topology is None else for_other_devices(config)
     devices = _devices(options)

@@ -53,7 +53,7 @@ def _load_card(options: Train, arguments: ConfigArguments) -> Card | None:
 
 
 def _config(options: Train, arguments: ConfigArguments, loaded: Card | None) -> Config:
-    """Returns the config of the file, or else of the card or of the run to continue.
+    """Returns the config of the file, or else of the card, of the run to continue or to start from.
 
     UserError: there is none, or a kernel of the user's own is stored in it. Such a name is loaded
     from the command line only, and never silently replaced by another kernel.
@@ -62,8 +62,8 @@ def _config(options: Train, arguments: ConfigArguments, loaded: Card | None) -> 
         return arguments.resolve()
     if loaded is not None:
         origin, stored = f"card {loaded.name}", loaded.config
-    elif runs.exists(options.run):
-        origin, stored = f"run {options.run}", runs.load_config(options.run)
+    elif folder := options.run if runs.exists(options.run) else options.init_from:
+        origin, stored = f"run {folder}", runs.load_config(folder)
     else:
         raise UserError(
             "--config: name a config file, such as configs/quickstart.py "

@@ -99,7 +99,7 @@ class Loader:
         sizes = examples.sizes or (len(examples),)
         self._corpora = len(sizes)
         self._order = make_order(sizes, config.data, config.train.seed)
-        self.chunks = -(-self._order.epoch // CHUNK)  # in an epoch
+        self.chunks = self._order.chunks(CHUNK)  # in an epoch
         first = _gathered(self._read(0), config, shard)  # its lengths stand for those of all
         self.shapes = _shapes(examples, config, first.lengths)
         plans = _plan(first.lengths, self.shapes, config, 0)
@@ -152,9 +152,7 @@ class Loader:
 
     def _read(self, chunk: int) -> _Read:
         """Returns what this process reads of a chunk."""
-        epoch, index = divmod(chunk, self.chunks)
-        bounds = (min(i * CHUNK, self._order.epoch) for i in (index, index + 1))
-        drawn = self._order.draw(chunk, *(epoch * self._order.epoch + bound for bound in bounds))
+        drawn = self._order.draw(chunk, *self._order.bounds(chunk, CHUNK))
         corpora = np.searchsorted(np.cumsum(self.examples.sizes), drawn.pairs, side="right")
         sampling, seed = self._config.tokenizer.sampling, self._config.train.seed
         if not sampling:

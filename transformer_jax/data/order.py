@@ -42,6 +42,22 @@ class Order:
         self._sizes, self._shares, self._seed = sizes, shares, seed
         self._starts = np.cumsum([0, *sizes]).tolist()
         self.epoch = sum(size for size, share in zip(sizes, shares, strict=True) if share)
+        self._drawn_from = sum(1 for share in shares if share)  # number of corpora
+
+    def chunks(self, size: int) -> int:
+        """Returns the number of chunks of an epoch, each of `size` pairs.
+
+        The last one has the rest. A rest of fewer pairs than there are corpora is part of the chunk
+        before it: all shares of it may round down to nothing.
+        """
+        return -(-(self.epoch - self._drawn_from + 1) // size)
+
+    def bounds(self, number: int, size: int) -> tuple[int, int]:
+        """Returns the first index of chunk `number`, counted over all epochs, and that after it."""
+        count = self.chunks(size)
+        epoch, index = divmod(number, count)
+        stop = self.epoch if index + 1 == count else (index + 1) * size
+        return epoch * self.epoch + index * size, epoch * self.epoch + stop
 
     def draw(self, number: int, start: int, stop: int) -> Drawn:
         """Returns the pairs with the indices from `start` to `stop`, which are chunk `number`."""

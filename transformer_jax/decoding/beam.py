@@ -196,18 +196,27 @@ def _grow(beam: Beam, length: int) -> Beam:
 
 
 class Met(NamedTuple):
-    """What hypotheses hold of the P phrases of their sentence."""
+    """What hypotheses hold of the P phrases of their sentence.
+
+    `begun` follows every beginning of every phrase at once, also those that overlap (Baeza-Yates
+    and Gonnet 1992, "A new approach to text searching").
+    """
 
     complete: Bool[Array, "B C P"]
-    current: Int[Array, "B C"]  # the phrase whose first ids are the last ones of the hypothesis
-    matched: Int[Array, "B C"]  # the number of these ids; 0: none
+    begun: Bool[Array, "B C P L"]  # whether the last l + 1 ids are the first ones of the phrase
+
+    def matched(self) -> Int[Array, "B C P"]:
+        """Returns the number of ids of the longest beginning of each phrase that ends here."""
+        lengths = jnp.arange(1, self.begun.shape[3] + 1)[None, None, None]
+        return jnp.max(jnp.where(self.begun, lengths, 0), axis=3)
 
 
 def _start(sentences: Sentences, beams: int) -> Met:
     """Returns what hypotheses without ids hold."""
-    count, most, _ = _phrases(sentences).shape
-    nothing = jnp.zeros((count, beams), jnp.int32)
-    return Met(jnp.zeros((count, beams, most), bool), nothing, nothing)
+    phrases = _phrases(sentences)
+    count, most, longest = phrases.shape
+    complete = jnp.broadcast_to(phrases[:, None, :, 0] == PAD, (count, beams, most))
+    return Met(complete, jnp.zeros((count, beams, most, longest), bool))
 
 
 def _propose(live: Live, met: Met, scored: Scored) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
@@ -221,10 +230,10 @@ def _propose(live: Live, met: Met, scored: Scored) -> tuple[Float[Array, "B C"],
     _, best = best_extensions(live, met, scored)
     rows = jnp.arange(beams)[None, :] * vocabulary
     best_of_each = rows + first_argmax(scored.log_probs)
-    following = jnp.where(met.complete, PAD, phrases[:, None, :, 0])
-    under_way = (met.matched > 0)[..., None] & _is_phrase(met.current, phrases)
-    following = jnp.where(under_way, _next_id(met, phrases)[..., None], following)
-    of_phrases = (rows[..., None] + following).reshape(sentences, -1)  # of padding: never likely
+    places = jnp.minimum(met.matched(), phrases.shape[2] - 1)[..., None]
+    following = jnp.take_along_axis(phrases[:, None], places, axis=3)[..., 0]
+    following = jnp.where(met.complete, PAD, following)  # padding is never likely
+    of_phrases = (rows[..., None] + following).reshape(sentences, -1)
     indices = jnp.concatenate([best, best_of_each, of_phrases], axis=1)
     # An extension that was proposed for two reasons is a candidate once.
     earlier = jnp.tri(indices.shape[1], k=-1, dtype=bool)[None]
@@ -238,21 +247,15 @@ def _propose(live: Live, met: Met, scored: Scored) -> tuple[Float[Array, "B C"],
 def _update(
     met: Met, ids: Int[Array, "B C"], sentences: Sentences
 ) -> tuple[Met, Int[Array, "B C"]]:
-    """Returns what hypotheses hold once `ids` follow them, and how many ids they then lack.
-
-    An id that does not continue the phrase that is under way may begin another one.
-    """
-    phrases = _phrases(sentences)
-    goes_on = (met.matched > 0) & (ids == _next_id(met, phrases))
-    first = phrases[:, None, :, 0]
-    begins = ~met.complete & (first == ids[..., None]) & (first != PAD)
-    current = jnp.where(goes_on, met.current, jnp.argmax(begins, axis=2).astype(jnp.int32))
-    matched = jnp.where(goes_on, met.matched + 1, jnp.any(begins, axis=2).astype(jnp.int32))
-    lengths = jnp.sum(phrases != PAD, axis=2)
-    is_last = (matched > 0) & (matched == jnp.take_along_axis(lengths, current, axis=1))
-    complete = met.complete | (is_last[..., None] & _is_phrase(current, phrases))
-    met = Met(complete, current, jnp.where(is_last, 0, matched))
-    return met, jnp.sum(lengths, axis=1)[:, None] - _held(met, phrases)
+    """Returns what hypotheses hold once `ids` follow them, and how many ids they then lack."""
+    phrases = _phrases(sentences)[:, None]
+    none = jnp.ones_like(met.begun[..., :1])  # no id is the beginning of every phrase
+    before = jnp.concatenate([none, met.begun[..., :-1]], axis=3)
+    begun = before & (phrases == ids[..., None, None]) & (phrases != PAD)
+    lengths = _lengths(sentences)
+    is_last = jnp.arange(1, phrases.shape[3] + 1)[None, None, None] == lengths[..., None]
+    met = Met(met.complete | jnp.any(begun & is_last, axis=3), begun)
+    return met, jnp.sum(lengths, axis=2) - _held(met, sentences)
 
 
 def _keep(
@@ -261,22 +264,23 @@ def _keep(
     """Returns the candidates that stay in the beam, of those whose scores are not -inf.
 
     Candidates that hold as many ids of phrases form a bank. The beam takes the best one of each
-    bank, beginning with the fullest bank, then the second best of each, and so on. Otherwise those
-    that hold fewer ids, which are likelier, would crowd out the others.
+    bank, and then the best of all others, so that a likely output that holds the phrases stays.
+    Otherwise those that hold fewer ids, which are likelier, would crowd out the others. In a beam
+    of one more than the ids of the phrases every bank has a place. As a candidate of each bank but
+    the fullest can be extended into a fuller one, such a beam holds all phrases in the end.
     """
-    held, alive = _held(met, _phrases(sentences)), scores > -jnp.inf
+    held, alive = _held(met, sentences), scores > -jnp.inf
     same_bank = (held[:, :, None] == held[:, None, :]) & alive[:, None, :]
     better = jnp.tri(held.shape[1], k=-1, dtype=bool)[None]  # candidates are sorted by score
-    place = jnp.sum(same_bank & better, axis=2)  # within the bank
-    order = place * (jnp.max(held, axis=1, keepdims=True) + 1) - held
-    last = jnp.iinfo(jnp.int32).max
-    _, kept = jax.lax.top_k(-jnp.where(alive, order, last), beams)
+    is_first = ~jnp.any(same_bank & better, axis=2)
+    order = jnp.where(alive, jnp.where(is_first, 2, 1), 0)
+    _, kept = jax.lax.top_k(order, beams)  # of equal ones, the first
     return kept
 
 
 PHRASES = Constraints(_start, _propose, _update, _keep)
-"""Outputs hold all of `Sentences.phrases`. Sentences without phrases are searched as without
-constraints."""
+"""Outputs hold all of `Sentences.phrases`, which may overlap. Sentences without phrases are
+searched as without constraints."""
 
 
 def _phrases(sentences: Sentences) -> Int[Array, "B P L"]:
@@ -284,19 +288,12 @@ def _phrases(sentences: Sentences) -> Int[Array, "B P L"]:
     return jnp.asarray(sentences.phrases)
 
 
-def _is_phrase(chosen: Int[Array, "B C"], phrases: Int[Array, "B P L"]) -> Bool[Array, "B C P"]:
-    """Returns True for the phrase that is chosen."""
-    return jnp.arange(phrases.shape[1])[None, None] == chosen[..., None]
+def _lengths(sentences: Sentences) -> Int[Array, "B 1 P"]:
+    return jnp.sum(_phrases(sentences) != PAD, axis=2)[:, None]
 
 
-def _next_id(met: Met, phrases: Int[Array, "B P L"]) -> Int[Array, "B C"]:
-    """Returns the next id of the phrase that is under way; `PAD` after its last one."""
-    padded = jnp.pad(phrases, ((0, 0), (0, 0), (0, 1)), constant_values=PAD)
-    sentences = jnp.arange(phrases.shape[0])[:, None]
-    return padded[sentences, met.current, met.matched]
-
-
-def _held(met: Met, phrases: Int[Array, "B P L"]) -> Int[Array, "B C"]:
-    """Returns the number of ids of phrases that hypotheses hold."""
-    lengths = jnp.sum(phrases != PAD, axis=2)[:, None]
-    return jnp.sum(jnp.where(met.complete, lengths, 0), axis=2) + met.matched
+def _held(met: Met, sentences: Sentences) -> Int[Array, "B C"]:
+    """Returns the number of ids of phrases that hypotheses hold: those of complete phrases and the
+    longest beginning of another one. A next id of that one increases it."""
+    complete = jnp.sum(jnp.where(met.complete, _lengths(sentences), 0), axis=2)
+    return complete + jnp.max(jnp.where(met.complete, 0, met.matched()), axis=2)

@@ -1,9 +1,10 @@
 """Runs searches in compiled programs of few shapes."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -41,6 +42,8 @@ class Loop:
     """Called with the batch and the row of each line once it is done, by one thread at a time."""
     cancelled: Callable[[], bool] = lambda: False
     """Asked before each program; needs one thread."""
+    compiled: set[Any] = field(default_factory=set)
+    """Programs that earlier loops with these phases have compiled; those of this one are added."""
 
     def __post_init__(self) -> None:
         shapes = [
@@ -51,6 +54,7 @@ class Loop:
         # For each pending sentence the arrays of those that left a search together, and its row.
         self._pending: dict[Sentence, tuple[Any, int]] = {}
         self._failed = False
+        self._compiling = 0.0  # seconds, of all threads
         self._changed = threading.Condition()  # guards all of these, and calls of `done`
 
     def run(self) -> list[list[Row]]:
@@ -68,6 +72,11 @@ class Loop:
             [self._hypotheses[Sentence(i, row)] for row in range(np.shape(lines.source)[0])]
             for i, lines in enumerate(self.batches)
         ]
+
+    @property
+    def compiling(self) -> float:
+        """The seconds by which compilation has delayed the searches, which share the threads."""
+        return self._compiling / min(self.threads, max(len(self.batches), 1))
 
     def _run_jobs(self) -> None:
         """Runs jobs until all sentences are done, or a thread has failed."""
@@ -95,16 +104,17 @@ class Loop:
         self._check()
         if job.bucket.position == 0:
             lines = self.batches[job.sentences[0].batch]
-            progress = jax.block_until_ready(self.phases.prefill(self.params, lines))
+            prefilled = self._call("prefill", (job.bucket.shape,), self.params, lines)
+            progress = jax.block_until_ready(prefilled)
         else:
             progress = self._resume(job)
         while True:
             self._check()
             if int(progress.position) == capacity(progress):
-                progress = self.phases.grow(progress)
+                progress = self._call("grow", _program(job, progress), progress)
             # A signal can interrupt this wait, but not the copies that follow.
             progress, done, hypotheses = jax.block_until_ready(
-                self.phases.decode(self.params, progress, leave_at)
+                self._call("decode", _program(job, progress), self.params, progress, leave_at)
             )
             # Rows that were missing in a merged batch are copies, which are of no use.
             done = np.asarray(done)[: len(job.sentences)]
@@ -117,6 +127,16 @@ class Loop:
             # What may be merged goes back to the scheduler also when only its arrays are full.
             if done.all() or self.merge:
                 return self._leave(job, progress, np.flatnonzero(~done))
+
+    def _call(self, phase: str, program: tuple[Any, ...], *arguments: Any) -> Any:
+        """Calls a phase. The first call of a program compiles it, which is timed."""
+        began = time.perf_counter()
+        result = getattr(self.phases, phase)(*arguments)
+        with self._changed:
+            if (phase, program) not in self.compiled:
+                self.compiled.add((phase, program))
+                self._compiling += time.perf_counter() - began
+        return result
 
     def _check(self) -> None:
         """Cancelled: the caller has cancelled the search."""
@@ -149,3 +169,8 @@ class Loop:
         arrays["position"] = jnp.int32(job.bucket.position)
         arrays["done"] = np.arange(job.bucket.rows) >= count
         return Progress(**arrays)
+
+
+def _program(job: Job, progress: Progress) -> tuple[Any, ...]:
+    """Returns what the program of a phase depends on; arrays on the host have one of their own."""
+    return job.bucket.shape, capacity(progress), isinstance(progress.done, np.ndarray)

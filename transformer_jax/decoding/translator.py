@@ -91,7 +91,7 @@ class Translator(TrainedModel):
     ) -> None:
         super().__init__(config, tokenizers, params, mesh, others)
         self._cancelled = cancelled
-        self._phases = self._compile_phases()
+        self._use_phases()
         self._scorer = None if heads is None else Scorer.like(self, heads)
 
     def with_search(self, decode: DecodeConfig) -> Translator:
@@ -100,7 +100,7 @@ class Translator(TrainedModel):
             return self
         other = copy.copy(self)
         other.config = dataclasses.replace(self.config, decode=decode)
-        other._phases = other._compile_phases()
+        other._use_phases()
         return other
 
     @overload
@@ -213,10 +213,12 @@ class Translator(TrainedModel):
             merge=one_device,
             done=done_with,
             cancelled=self._cancelled or (lambda: False),
+            compiled=self._compiled,
         )
         for (_, members), rows in zip(batches, loop.run(), strict=True):
             for index, arrays in zip(members, rows, strict=False):
                 results[index] = self._hypotheses(*arrays)
+        self.compiling += loop.compiling
         return results
 
     def _lines(self, requests: Sequence[_Request], shape: tuple[int, int]) -> Lines:
@@ -268,7 +270,13 @@ class Translator(TrainedModel):
             for hypotheses in results
         ]
 
-    def _compile_phases(self) -> Phases:
+    def _use_phases(self) -> None:
+        """Makes the programs of the search, which are compiled when they are first called."""
+        self._phases, self._compiled = self._make_phases(), set[Any]()
+        self.compiling = 0.0
+        """Seconds by which the compilation of programs has delayed translations."""
+
+    def _make_phases(self) -> Phases:
         config = self.config
         options = DETERMINISTIC if config.execution.deterministic else None
         suppressed = [self.tokenizers.target.find(piece) for piece in config.decode.suppress]
@@ -294,12 +302,12 @@ class Translator(TrainedModel):
         """Returns a line, the prefix of its output and the phrases in it as ids.
 
         UserError: with the end symbol, the prefix or the phrases are longer than the output may be;
-        outputs with phrases are sampled.
+        outputs with phrases are sampled, or the beam is too small for them.
         """
         if isinstance(phrases, str):
             raise UserError(f"line {number}: its phrases are a text; give a list of texts")
         encode, source = self.tokenizers.target.encode, self.encode(line, number)
-        request = _Request(source, encode(prefix), [ids for ids in map(encode, phrases) if ids])
+        request = _Request(source, encode(prefix), _without_contained(map(encode, phrases)))
         if request.phrases and self.config.decode.sample:
             raise UserError(f"line {number}: has phrases, which samples cannot hold; search")
         most = greatest_length(self.models, self.config.decode, len(source)) if source else 0
@@ -310,6 +318,12 @@ class Translator(TrainedModel):
                     f"line {number}: its {what} {count} tokens; must be below the greatest length "
                     f"of its output, {most}"
                 )
+        least, beam = sum(map(len, request.phrases)) + 1, self.config.decode.beam
+        if request.phrases and beam < least:
+            raise UserError(
+                f"line {number}: decode.beam={beam}: must be at least {least}, one more than the "
+                "tokens of its phrases"
+            )
         return request
 
 
@@ -319,6 +333,17 @@ class _Request(NamedTuple):
     source: list[int]
     prefix: list[int]
     phrases: list[list[int]]
+
+
+def _without_contained(phrases: Iterable[list[int]]) -> list[list[int]]:
+    """Returns the phrases that no other one contains, the longest first: an output that holds these
+    holds all of them."""
+    kept: list[list[int]] = []
+    for phrase in sorted(phrases, key=len, reverse=True):
+        size = len(phrase)
+        if not any(phrase == ids[i : i + size] for ids in kept for i in range(len(ids))):
+            kept.append(phrase)
+    return [phrase for phrase in kept if phrase]
 
 
 def _power_of_two(count: int) -> int:

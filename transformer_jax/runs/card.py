@@ -44,11 +44,18 @@ class Card:
             )
 
     def require_start(self, init_from: epath.PathLike | None) -> None:
-        """UserError: the run starts with the parameters of another, and `init_from` is None."""
-        if init_from is None and "init_from" in self.provenance:
+        """UserError: the run starts with the parameters of another, and `init_from` is None; or it
+        does not, and `init_from` names one."""
+        start = self.provenance.get("init_from")
+        if start is not None and init_from is None:
             raise UserError(
-                f"card {self.name}: the run starts with the parameters of "
-                f"{self.provenance['init_from']['run']}; give --init-from"
+                f"card {self.name}: the run starts with the parameters of {start['run']}; give "
+                "--init-from"
+            )
+        if start is None and init_from is not None:
+            raise UserError(
+                f"card {self.name}: the run starts with random parameters; leave out "
+                f"--init-from={init_from}"
             )
 
     def require_data(self, corpora: Corpora) -> None:

@@ -56,6 +56,7 @@ from transformer_jax.types import Params
 logger = logging.getLogger(__name__)
 
 _PROGRESS = "progress.json"
+_NAMED = 5  # arrays in a message
 _NAME = re.compile(r"([0-9]{8}|[1-9][0-9]{8,})(?:\.new([0-9]+))?")
 _LEFTOVER = re.compile(r"[0-9]{8,}(\.(new|old).*)?")  # of a checkpoint, unless it is whole
 _NOT_FOR_ORBAX = re.compile(r"[*?\[\]\\\udc80-\udcff]")
@@ -265,7 +266,7 @@ def restore(folder: AnyPath, step: int, tree: str, like: Any = None) -> Any:
     nested dictionaries and lists of NumPy arrays.
 
     UserError: the step or the tree does not exist, the format is another, a file is damaged, or
-    names, shapes or types differ from those of `like`; every difference is named.
+    names, shapes or types differ from those of `like`; the first differences are named.
     """
     path = _find(folder, step)
     manifest.verify(path, tree)
@@ -419,6 +420,7 @@ def _require_same(where: str, stored: dict[str, Any], wanted: dict[str, Any]) ->
         if describe(stored, name) != describe(wanted, name)
     ]
     if wrong:
+        wrong[_NAMED:] = [f"and {len(wrong) - _NAMED} more"] if wrong[_NAMED:] else []
         raise UserError(f"{where} does not fit: {'; '.join(wrong)}")
 
 

@@ -103,7 +103,7 @@ class Run:
     def params(self, step: int | None = None, like: Any = None) -> Params:
         """Returns the parameters of checkpoint `step`, or of the best one.
 
-        UserError: they differ from the tree of arrays `like`; every difference is named.
+        UserError: they differ from the tree of arrays `like`; the first differences are named.
         """
         step = self.best_step() if step is None else step
         return checkpoint.restore(self.checkpoints, step, "weights", like)

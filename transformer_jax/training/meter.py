@@ -98,13 +98,15 @@ class Meter:
 
     @contextmanager
     def dispatching(self, batch: Batch) -> Iterator[None]:
-        """Times the call of a step. The first call with a new batch shape compiles the step."""
+        """Times the call of a step. The first call with a new batch shape compiles the step, which
+        is left out of the rates."""
         shape = (*np.shape(batch.source), *np.shape(batch.target_out))
         began = time.monotonic()
         yield
         if shape not in self._compiled:
             self._compiled.add(shape)
-            self._compiling += time.monotonic() - began
+            self._compiling += (seconds := time.monotonic() - began)
+            self._since += seconds
 
     def add(self, step: int, metrics: Metrics, loaded: Loaded, ideal: float = 0.0) -> None:
         """Finishes the previous step, and keeps the metrics of the one just dispatched.

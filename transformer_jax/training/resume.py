@@ -2,6 +2,7 @@
 another."""
 
 import logging
+import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from transformer_jax.config import Config, differences
+from transformer_jax.config import Config, differences, require_decided
 from transformer_jax.data.order import VERSION
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath
@@ -42,9 +43,21 @@ class Progress:
     position: int = 0  # of the next batch in the data
     seconds: float = 0.0  # of training in all processes of the run
     best: float | None = None  # best development score so far; higher is better
+    best_loss: float = math.inf  # the development loss there
     evaluations_since_best: int = 0
     evaluated: int = 0  # step of the last evaluation
     sums: dict[str, Any] = field(default_factory=dict)  # of the meter, since the last record
+
+    def improve(self, score: float, loss: float) -> bool:
+        """Takes the score and the loss of an evaluation, and returns whether it is the best so far.
+
+        Of equal scores, such as a BLEU of 0, the one with the lower loss is better.
+        """
+        rank = [-math.inf if math.isnan(x) else x for x in (score, -loss)]
+        better = self.best is None or rank > [self.best, -self.best_loss]
+        if better:
+            self.best, self.best_loss, self.evaluations_since_best = rank[0], -rank[1], 0
+        return better
 
 
 @dataclass(frozen=True)
@@ -81,12 +94,14 @@ def plan_start(
 ) -> Start:
     """Decides how training starts, in all processes alike. The arguments are those of `train`.
 
-    UserError: they do not fit the run in the folder, the card or the corpora, or differ between
-    processes.
+    UserError: they do not fit the run in the folder, the card, the corpora or the run to start
+    from, or differ between processes.
     """
     continued = _existing_run(config, folder, new)
     saved = [] if continued is None else checkpoint.steps(continued.checkpoints)
     source = None if saved else _source(continued, init_from)
+    if source is not None:
+        require_decided(f"--init-from={init_from}", source.config, config)
     corpora = Corpora.of(config.data)
     if card is not None:
         card.require_start(init_from)
@@ -284,7 +299,7 @@ def _require_same_data(run: Run, now: dict[str, Any]) -> None:
 def _with_params_of(source: Run, state: TrainState, setup: Setup) -> TrainState:
     """Returns the state with the parameters of another run.
 
-    UserError: they do not fit; the message names every mismatch.
+    UserError: they do not fit; the message names the first mismatches.
     """
     try:
         params = source.params(like=setup.abstract_state.params)

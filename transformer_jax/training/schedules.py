@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from transformer_jax.config import OptimizerConfig, look_up
+from transformer_jax.config import Config, OptimizerConfig, look_up
 from transformer_jax.errors import UserError
 
 Decay = Callable[[Float[Array, ""], OptimizerConfig], Float[Array, ""]]
@@ -60,7 +60,23 @@ def find_schedule(config: OptimizerConfig) -> Schedule:
             f"optimizer.decay_steps={end!r}: must be above optimizer.warmup={config.warmup} for "
             f"the {config.schedule} schedule"
         )
+    if end is not None and not schedule.ends:
+        raise UserError(
+            f"optimizer.decay_steps={end}: must be None for the {config.schedule} schedule, which "
+            "never reaches 0"
+        )
     return schedule
+
+
+def describe_end(config: Config, batches_per_epoch: int) -> list[str]:
+    """Returns a line on where the learning rate of a checked config becomes 0, if it does."""
+    end, options = config.optimizer.decay_steps, config.train
+    if end is None:
+        return []
+    limits = (options.steps, (options.epochs or 0) * batches_per_epoch)
+    last = min(filter(None, limits), default=0)
+    beyond = f"; training to step {last} changes no parameter after it" if last > end else ""
+    return [f"learning rate: 0 from step {end} on (optimizer.decay_steps){beyond}"]
 
 
 def learning_rate(config: OptimizerConfig, d_model: int) -> optax.Schedule:

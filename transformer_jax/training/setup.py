@@ -40,7 +40,7 @@ from transformer_jax.special_ids import PAD
 from transformer_jax.text.corpus import Corpora, Corpus
 from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.training.optimizer import find_optimizer, make_optimizer
-from transformer_jax.training.schedules import find_schedule
+from transformer_jax.training.schedules import describe_end, find_schedule
 from transformer_jax.training.step import (
     LossFn,
     Metrics,
@@ -157,6 +157,7 @@ class Setup(StepSetup):
             f"devices: {self.describe_devices()}",
             "compiling: the training step, at the first batch of each shape; values follow every "
             f"{self.config.train.log_every} steps",
+            *describe_end(self.config, loader.batches_per_epoch),
             *describe_mixture(self.examples.sizes, self.config.data),
             *(
                 f"{name}: {dev.examples.report}"
@@ -187,6 +188,11 @@ def check_config(config: Config, devices: int | None = None) -> None:
             "execution.executor='pmap': runs in one process; use execution.executor=jit"
         )
     mesh_shape(config.mesh, devices or jax.device_count())
+    if config.train.patience and not config.data.dev:
+        raise UserError(
+            f"train.patience={config.train.patience}: must be None where data.dev=(): there is no "
+            "score; name a development corpus"
+        )
 
 
 def prepare(config: Config, tokenizers: Tokenizers | None = None) -> Setup:

@@ -65,7 +65,7 @@ def loss_fn(model: Model, smoothing: float = 0.0, r_drop: float = 0.0) -> LossFn
     """Returns the loss function of a model for `train_step` and `eval_step`.
 
     smoothing: as in `token_loss`. r_drop: weight α of R-Drop (Liang et al. 2021, formula 4), which
-    has no effect in evaluation. Each pair then has two rows, and its target tokens count twice.
+    has no effect in evaluation. Each pair then has two rows, and its loss is their mean.
     """
 
     def loss(
@@ -79,7 +79,10 @@ def loss_fn(model: Model, smoothing: float = 0.0, r_drop: float = 0.0) -> LossFn
         if twice:
             total += r_drop / 2 * symmetric_divergence(output.logits, batch.target_out)
         auxiliary, metrics = auxiliary_losses(output, batch.target_out, averages)
-        return total + auxiliary, LossSums(count, output.metrics | metrics)
+        total += auxiliary
+        if twice:
+            total, count = total / 2, count // 2
+        return total, LossSums(count, output.metrics | metrics)
 
     return loss
 

@@ -188,12 +188,10 @@ class Trainer:
             return False
         scores, samples = scored
         first = next(iter(scores.values()))
+        # Not those that are made only because training ends.
+        progress.evaluations_since_best += step % self.config.train.evaluate_every == 0
         score = first["bleu"] if self.config.train.best == "bleu" else -first["loss"]
-        better = progress.best is None or score > progress.best
-        progress.best = score if better else progress.best
-        scheduled = step % self.config.train.evaluate_every == 0  # not only because training ends
-        since = progress.evaluations_since_best + scheduled
-        progress.evaluations_since_best = 0 if better else since
+        better = progress.improve(score, first["loss"])
         progress.evaluated, self._unsaved = step, True
         self.report("evaluation", step, sets=scores, best=better, samples=samples)
         return better
