@@ -32,8 +32,8 @@ from transformer_jax.models.make import make_model
 from transformer_jax.models.transformer import Model
 from transformer_jax.special_ids import BOS, EOS, PAD, UNK
 from transformer_jax.text.tokenizer import Tokenizer
-from transformer_jax.training.checks import decode_steps, gradient_errors, random_params
 from transformer_jax.training.losses import token_loss
+from transformer_jax.training.oracles import decode_steps, gradient_errors, random_params
 from transformer_jax.training.step import Averages, LossFn, LossSums
 from transformer_jax.types import Batch, Params
 

@@ -36,7 +36,7 @@ from transformer_jax.config import (
 )
 from transformer_jax.parallel.mesh import make_mesh
 from transformer_jax.special_ids import EOS
-from transformer_jax.training.checks import gradient, gradient_errors
+from transformer_jax.training.oracles import gradient, gradient_errors
 from transformer_jax.training.reporters import read_metrics
 from transformer_jax.training.setup import prepare_step
 from transformer_jax.types import Batch
@@ -107,12 +107,12 @@ def compare_meshes(config: Config) -> dict[str, Any]:
     meshes: dict[str, Any] = {name: {} for name in MESHES}
     for when, state in {"first step": first, "after warm-up": trained}.items():
         params = jax.tree.map(np.asarray, state.params)
-        wanted, loss = gradient(alone, one, params, batch)
+        wanted, loss = gradient(alone, params, batch)
         for name, (devices, changes) in MESHES.items():
             changed = replace(config, **changes)
             mesh = make_mesh(changed.mesh, jax.devices()[:devices])
             setup = prepare_step(changed, (VOCABULARY, VOCABULARY), mesh)
-            computed, other = gradient(setup, mesh, params, batch)
+            computed, other = gradient(setup, params, batch)
             meshes[name][when] = {
                 "loss": abs(other / loss - 1),
                 "gradient": max(jax.tree.leaves(gradient_errors(computed, wanted))),

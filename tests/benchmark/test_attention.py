@@ -109,8 +109,8 @@ def test_scores_that_do_not_fit_are_found_where_a_library_holds_them(
 ) -> None:
     scores = 4 * 8 * 512 * 512
     monkeypatch.setattr(devices, "usable_host_memory", lambda: scores)
-    sizes = ["--lengths", "512", "--heads=8", "--head-size=16"]
-    bench(*sizes, "--kernels", "reference", "blockwise", "--masks", "full")
+    sizes = ["--lengths=512", "--heads=8", "--head-size=16", "--batches=1", "--masks=full"]
+    main(["bench", "attention", *sizes, "--kernels", "reference", "blockwise"])
     told = re.findall("does not fit: needs ([0-9,]*) bytes", capsys.readouterr().out)
     needed = [int(size.replace(",", "")) for size in told]
     assert len(needed) == 2 * 2  # directions, and both kernels: one block is all there is
@@ -181,7 +181,8 @@ def test_matmuls_of_long_sentences_need_little_memory(length: int) -> None:
 def test_bad_input_is_one_line(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert words in error_line(["bench", "attention", *SMALL, "--lengths", "8", *arguments], capsys)
+    lengths = [] if "--lengths" in arguments else ["--lengths", "8"]
+    assert words in error_line(["bench", "attention", *SMALL, *lengths, *arguments], capsys)
 
 
 def test_without_names_all_kernels_that_run_here_are_measured() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import jax
 
-from transformer_jax.errors import UserError, is_unicode
+from transformer_jax.errors import UserError, is_unicode, printable
 from transformer_jax.files import cache_folder
 from transformer_jax.parallel.processes import is_coordinator
 
@@ -65,7 +65,7 @@ def cache_programs() -> None:
     except OSError as error:
         logger.warning(
             "compiled programs are not kept: %s: %s; name another folder in %s",
-            *(folder, error.strerror or error, VARIABLE),
+            *(printable(str(folder)), error.strerror or error, VARIABLE),
         )
         jax.config.update("jax_enable_compilation_cache", False)
         return

@@ -1,7 +1,6 @@
 """Checks of a config, its data and code of one's own, on a small model: `transformer-jax check`.
 
-Each check computes the same in two ways that must agree, and reports the largest difference. Tests
-of the package call the same functions.
+Each check computes the same in two ways that must agree, and reports the largest difference.
 """
 
 import json
@@ -16,31 +15,32 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import ROLES, Config, MeshConfig, ModelConfig, from_json, to_json
 from transformer_jax.data.buckets import Plan, Shape, group, pack
 from transformer_jax.data.dataset import Examples, tokenize
 from transformer_jax.data.loader import make_batch
 from transformer_jax.errors import UserError
-from transformer_jax.models.embedding import Embedding
-from transformer_jax.models.make import abstract_model, check_packing
+from transformer_jax.models.make import check_packing
 from transformer_jax.models.transformer import Model
-from transformer_jax.parallel.compile import compile_step
-from transformer_jax.parallel.mesh import make_mesh, shard_batch
-from transformer_jax.parallel.parameters import shard_tree
+from transformer_jax.parallel.mesh import make_mesh
 from transformer_jax.runs import checkpoint
-from transformer_jax.special_ids import PAD
 from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpora, Pair
 from transformer_jax.text.tokenizer import Tokenizers
+from transformer_jax.training.oracles import (
+    decoding_error,
+    largest,
+    logits_of,
+    padding_error,
+    random_params,
+    relative_error,
+    step_error,
+    visibility,
+)
 from transformer_jax.training.setup import StepSetup, check_config, prepare_step
-from transformer_jax.training.step import gradients
 from transformer_jax.training.trainer import train
 from transformer_jax.types import Batch, Params
 from transformer_jax.user_code import import_module, search_current_folder
@@ -234,136 +234,6 @@ def _cut_layer(model: ModelConfig, role: str, depths: tuple[int, int]) -> Any:
     return replace(attention, layer=layer)
 
 
-def random_params(model: Model, seed: int = 0) -> Params:
-    """Returns parameters none of which is 0 or 1, so that every term affects the output."""
-    sizes = model.source_vocabulary, model.target_vocabulary
-    draw = np.random.default_rng(seed)
-
-    def array(path: Any, leaf: Any) -> jax.Array:
-        mean = 1.0 if path[-1].key == "scale" else 0.0
-        return jnp.asarray(draw.normal(mean, 0.2, leaf.shape), leaf.dtype)
-
-    return jax.tree_util.tree_map_with_path(array, abstract_model(model.config, *sizes)[1])
-
-
-def relative_error(actual: Any, wanted: Any) -> float:
-    """Returns the largest difference of two arrays, as a share of the largest element wanted."""
-    actual, wanted = (np.asarray(x, np.float64) for x in (actual, wanted))
-    return float(np.max(np.abs(actual - wanted)) / np.max(np.abs(wanted)))
-
-
-def gradient_errors(actual: Params, wanted: Params) -> Params:
-    """Returns the error of each leaf, as a share of its norm or of 1/1000 of the whole's norm."""
-    whole = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(wanted)))
-
-    def error(a: Any, b: Any) -> float:
-        difference = np.linalg.norm(np.asarray(a) - np.asarray(b))
-        return float(difference / max(np.linalg.norm(b), 1e-3 * whole))
-
-    return jax.tree.map(error, actual, wanted)
-
-
-def logits_of(model: Model, params: Params, batch: Batch) -> Float[np.ndarray, "B T V"]:
-    """Returns the logits of a batch with teacher forcing."""
-    output: Any = jax.jit(model.apply)({"params": params}, batch)
-    return np.asarray(output.logits, np.float32)
-
-
-def decode_steps(
-    model: Model,
-    params: Params,
-    source: Int[np.ndarray, "B S"],
-    targets: Int[np.ndarray, "B K T"],
-    first: int,
-) -> tuple[Float[Array, "B K T V"], dict[str, Array]]:
-    """Returns the logits of decoding step by step, each hypothesis with its own target, and the
-    weights [T, B, N, K, S] of each layer. The state is for `first` positions, and then grows."""
-    beams, length = targets.shape[1:]
-
-    @jax.jit
-    def decode(params: Params, source: Any, targets: Any) -> Any:
-        variables = {"params": params}
-
-        def advance(state: Any, indexed: Any) -> Any:
-            out: Any = model.apply(variables, indexed[0], state, indexed[1], method="decode_step")
-            logits, state, auxiliary = out
-            return state, (logits, auxiliary.weights)
-
-        steps = jnp.moveaxis(targets, 2, 0), jnp.arange(length)
-        state = model.apply(variables, source, beams, first, method="prefill")
-        state, begun = jax.lax.scan(advance, state, jax.tree.map(lambda x: x[:first], steps))
-        state = model.grow(state, length)
-        _, ended = jax.lax.scan(advance, state, jax.tree.map(lambda x: x[first:], steps))
-        return jax.tree.map(join, begun, ended)
-
-    def join(begun: Array, ended: Array) -> Array:
-        missing = ended.shape[-1] - begun.shape[-1]  # in weights of a shorter state
-        return jnp.concatenate(
-            [jnp.pad(begun, (*[(0, 0)] * (begun.ndim - 1), (0, missing))), ended]
-        )
-
-    logits, weights = decode(params, source, targets)
-    return jnp.moveaxis(logits, 0, 2), weights
-
-
-def decoding_error(model: Model, params: Params, batch: Batch) -> float:
-    """Returns how far the logits of decoding with caches are from those of teacher forcing, for two
-    hypotheses of each sentence."""
-    targets = np.stack([batch.target_in, np.roll(batch.target_in, 1, axis=0)], axis=1)
-    batches = [batch._replace(target_in=targets[:, beam]) for beam in (0, 1)]
-    wanted = np.stack([logits_of(model, params, each) for each in batches], axis=1)
-    first = targets.shape[2] // 2
-    logits, _ = decode_steps(model, params, batch.source, targets, first)
-    return relative_error(logits, wanted)
-
-
-def visibility(model: Model, params: Params, batch: Batch) -> float:
-    """Returns the largest gradient of the logits with respect to a position that they must not see:
-    a later one of the target, padding, or one of another row."""
-    batch = jax.tree.map(jnp.asarray, batch)
-    direction = np.random.default_rng(0).normal(size=model.target_vocabulary)
-
-    def summed(deltas: list[Array]) -> Float[Array, "B T"]:
-        waiting = list(deltas)
-
-        def add(call: Any, arguments: Any, options: Any, context: Any) -> Any:
-            embeds = isinstance(context.module, Embedding) and context.method_name == "__call__"
-            x = call(*arguments, **options)
-            return x + waiting.pop(0) if embeds else x  # the source is embedded first
-
-        with nn.intercept_methods(add):
-            output: Any = model.apply({"params": params}, batch)
-        return output.logits @ direction
-
-    sides = [batch.source] if model.config.labels else [batch.source, batch.target_in]
-    zeros = [jnp.zeros((*side.shape, model.config.d_model)) for side in sides]
-    jacobian = [np.abs(each).max(axis=-1) for each in jax.jit(jax.jacrev(summed))(zeros)]
-    rows, length = np.asarray(batch.target_out).shape
-    same_row = np.eye(rows, dtype=bool)[:, None, :, None]
-    causal = np.tri(length, dtype=bool)[None, :, None, :]
-    seen = [same_row & (np.asarray(side) != PAD) for side in sides]
-    seen[1:] = [each & causal for each in seen[1:]]
-    asked = (np.asarray(batch.target_out) != PAD)[..., None, None]
-    return max(
-        float(np.max(np.where(asked & ~allowed, moved, 0.0)))
-        for moved, allowed in zip(jacobian, seen, strict=True)
-    )
-
-
-def padding_error(model: Model, params: Params, batch: Batch) -> float:
-    """Returns how far the logits are from those of each pair alone, without padding."""
-    together, worst = logits_of(model, params, batch), 0.0
-    for row in range(0, len(together), 3):
-        lengths = [int(np.sum(side[row] != PAD)) for side in (batch.source, batch.target_out)]
-        if all(lengths):
-            sides = (batch.source, batch.target_in, batch.target_out)
-            widths = (lengths[0], lengths[1], lengths[1])
-            cut = [side[row : row + 1, :n] for side, n in zip(sides, widths, strict=True)]
-            alone = logits_of(model, params, Batch(*cut))
-            worst = max(worst, relative_error(together[row : row + 1, : lengths[1]], alone))
-    return worst
-
-
 def packing_error(subject: Subject) -> float:
     """Returns how far the logits of packed pairs are from those of a pair in each row."""
     try:
@@ -375,42 +245,12 @@ def packing_error(subject: Subject) -> float:
     width = 2 * int(lengths.max())
     (packed,) = pack(lengths, Shape(ROWS, width, width))
     together = logits_of(model, params, subject.arrays(packed, packed=True))
-    apart, worst = logits_of(model, params, subject.batch), 0.0
+    apart, errors = logits_of(model, params, subject.batch), []
     for pair, row, (_, start) in zip(packed.pairs, packed.rows, packed.starts, strict=True):
         length = lengths[pair, 1]
         wanted = apart[plan.rows[plan.pairs == pair][0], :length]
-        worst = max(worst, relative_error(together[row, start : start + length], wanted))
-    return worst
-
-
-def gradient(setup: StepSetup, mesh: Mesh, params: Params, batch: Batch) -> tuple[Params, float]:
-    """Returns the gradient of the summed loss of a step, and the sum, without dropout."""
-    model, sizes = (
-        setup.config.model,
-        (setup.model.source_vocabulary, setup.model.target_vocabulary),
-    )
-    averages = {"log_likelihood": jnp.zeros(())} if abstract_model(model, *sizes)[0].losses else {}
-
-    def step(params: Params, batch: Batch, reduce: Any = lambda tree: tree) -> Any:
-        options = {"loss": setup.loss, "accumulate": setup.microbatches}
-        return reduce(gradients(params, batch, None, averages, **options)[:2])
-
-    run = compile_step(step, mesh, params, executor=setup.config.execution.executor)
-    computed, total = run(shard_tree(params, mesh), shard_batch(batch, mesh))
-    return jax.tree.map(np.asarray, computed), float(total)
-
-
-def step_error(one: StepSetup, other: StepSetup, params: Params, batch: Batch) -> float:
-    """Returns how far the gradient and the loss of a step are from those of another."""
-    params = jax.tree.map(np.asarray, params)
-    wanted, loss = gradient(one, _devices_of(one), params, batch)
-    actual, total = gradient(other, _devices_of(other), params, batch)
-    return max(abs(total / loss - 1), *jax.tree.leaves(gradient_errors(actual, wanted)))
-
-
-def _devices_of(setup: StepSetup) -> Mesh:
-    assert isinstance(setup.mesh, Mesh)
-    return setup.mesh
+        errors.append(relative_error(together[row, start : start + length], wanted))
+    return largest(errors)
 
 
 def accumulation_error(subject: Subject) -> float:
@@ -489,7 +329,7 @@ def resuming_error(subject: Subject) -> float:
     whole = state_after("whole", 4)
     state_after("stopped", 2)
     pairs = zip(whole, state_after("stopped", 4), strict=True)
-    return max(float(np.max(np.abs(np.subtract(a, b, dtype=np.float64)))) for a, b in pairs)
+    return largest(np.abs(np.subtract(a, b, dtype=np.float64)) for a, b in pairs)
 
 
 def round_trip_error(subject: Subject) -> float:
