@@ -43,8 +43,8 @@ PHASES: dict[str, tuple[Any, str]] = {
 OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove")
 """Audit events of Python, which come before an operation on a file."""
 
-PAUSE = 1.0
-"""Seconds between two signals."""
+PAUSE = 3.0
+"""Seconds between two signals, which are one if the first is not handled before the second."""
 
 AS_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 """Takes from root what lets it write to read-only folders."""
