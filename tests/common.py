@@ -283,7 +283,7 @@ def error_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def normalized(tokenizer: Tokenizer, text: str) -> str:
     """The text as the model normalizes it, on one line: what encoding and decoding leave of it."""
     processor = SentencePieceProcessor(model_proto=tokenizer.model)
-    line = processor.normalize(text).replace("▁", " ")
+    line = processor.normalize(text.replace("\0", "")).replace("▁", " ")
     breaks = {c for c in line if unicodedata.category(c) in ("Cc", "Zl", "Zp")}
     return "".join(" " if c in breaks else c for c in line).strip()
 

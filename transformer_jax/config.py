@@ -24,6 +24,9 @@ from transformer_jax.special_ids import BOS
 
 Entry = TypeVar("Entry")
 
+BleuTokenizer = Literal["13a", "intl", "zh", "char", "none", "ja-mecab", "ko-mecab"]
+"""sacreBLEU's tokenizers that need no download."""
+
 
 def _changeable(default: Any) -> Any:
     """Returns a field that a continued run may change: how long a run trains, how it is executed
@@ -470,6 +473,9 @@ class TrainConfig(_Section):
     best: Literal["bleu", "loss"] = "bleu"
     """Score on the first development corpus that selects the best checkpoint; BLEU is that of
     greedy search. Of equal scores, the one with the lower loss is better."""
+    tokenize: BleuTokenizer = "13a"
+    """sacreBLEU's tokenizer for BLEU, in training and in `evaluate`: zh or char for languages
+    without spaces; ja-mecab and ko-mecab need packages (sacrebleu[ja], sacrebleu[ko])."""
     evaluate_every: int = _changeable(500)
     """Number of steps between evaluations."""
     save_every: int = _changeable(500)

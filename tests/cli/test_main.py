@@ -341,6 +341,29 @@ def test_evaluation_prints_scores_and_signatures(
     assert {"bleu", "chrf", "exact", "loss", "perplexity", "signatures"} <= scores.keys()
 
 
+def test_evaluation_takes_a_tokenizer_and_further_references(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = finished.config.data.dev[0].split(",")[1]
+    short = tmp_path / "short"
+    short.write_text("x\n")
+    command = ["evaluate", f"--run={finished.folder}", "--beam=1", "--json"]
+
+    def scores(*more: str) -> dict[str, Any]:
+        main([*command, *more])
+        return json.loads(capsys.readouterr().out)
+
+    one, several = scores(), scores("--references", target, target, "--tokenize", "char")
+    assert several["signatures"]["bleu"].startswith("nrefs:3|")
+    assert "|tok:char|" in several["signatures"]["bleu"]
+    assert (one["chrf"], one["exact"]) == (several["chrf"], several["exact"])
+    assert "'xx' for argument '--config.train.tokenize'; known: 13a, intl, zh, char, none" in (
+        error_line([*command, "--tokenize=xx"], capsys)
+    )
+    said = f"--references={short}: has 1 lines; must have "
+    assert said in error_line([*command, f"--references={short}"], capsys)
+
+
 @pytest.mark.long
 def test_searches_are_compared_in_one_table_and_with_a_baseline(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]

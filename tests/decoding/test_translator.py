@@ -87,6 +87,15 @@ def test_lines_are_counted_once_they_are_translated(devices: int, finished: Run)
     assert len(counts) > 4
 
 
+def test_invisible_characters_make_no_difference_to_lines_prefixes_and_phrases(
+    finished: Run,
+) -> None:
+    translator = Translator.load(finished.folder, decode=DecodeConfig(beam=8))
+    plain = translator.translate(["old new", ""], ["neu", ""], [["alt"], []])
+    hidden = ["\u200fol\xadd\u2009n\0e\u2060w\ufeff", "\u200b\x85"]
+    assert translator.translate(hidden, ["n\u202aeu", "\xad"], [["a\x90lt"], ["\u2066"]]) == plain
+
+
 def test_phrases_are_lists(finished: Run) -> None:
     phrases: Any = ["neu"]
     with pytest.raises(UserError, match="line 1: its phrases are a text; give a list of texts"):

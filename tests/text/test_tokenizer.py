@@ -9,6 +9,7 @@ import random
 import re
 import subprocess
 import sys
+import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -29,9 +30,28 @@ Kind = Literal["bpe", "unigram"]
 TESTS = Path(__file__).parents[1]
 KINDS: list[Kind] = ["bpe", "unigram"]
 SYLLABLES = ["ba", "dür", "en", "fa", "gel", "Hu", "ko", "lor", "mi", "nd", "ö", "ste", "Zu"]
+CONTROLS = [*map(chr, (*range(9), *range(0xE, 0x20), *range(0x7F, 0x85), *range(0x86, 0xA0)))]
+DIRECTIONS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+INVISIBLE = [
+    *CONTROLS,
+    *DIRECTIONS,
+    *"\xad\u034f\u17b4\u200b\u200c\u200d\u2060\u2061\u2064\u206f\ufeff",
+    *"\ufe00\ufe0f\U000e0100\U000e01ef\U000e0001\U000e0067\ufff9\U0001bca0\U0001d173",
+]
+BLANK = "\t\n\v\f\r\x85\xa0\u1680\u2002\u2007\u2009\u202f\u205f\u2800\u3000\u3164\u2028\u2029"
+KEPT = [
+    "می‌خواهم",
+    "क्\u200dष र\u200d्य",
+    "👩\u200d👩\u200d👧 🏳\u200d🌈",
+    "ᠨᠠ\u180b\u180eᠠ",
+    "\u115f\u1161 \u1100\u1160",
+    "\u0600١ \u06dd",
+]
 RESERVED = ["<pad>", "<s>", "</s>", "<unk>", "<0x0A>", "<ph>", "▁", "⁇", "\ufffd"]
 SPACES = ["\0", "\t", "\n", "\r", "\x1f", "\x85", "\xa0", "\u2028", "\u2029", "\u3000", "\u200b"]
-PARTS = st.sampled_from([*RESERVED, *SPACES, "e\u0301", "ﬁ", "İ", "Hund", "mist", " "])
+PARTS = st.sampled_from(
+    [*RESERVED, *SPACES, *INVISIBLE[-20:], *KEPT, "e\u0301", "ﬁ", "İ", "Hund", "mist", " "]
+)
 
 
 def text(count: int, seed: int) -> list[str]:
@@ -84,6 +104,57 @@ def test_decoded_text_is_one_stripped_line_of_the_models_own_normalization() -> 
     assert decoded("\u2028 e\u0301\xa0\t x\u2029y\x85z▁\x07 ") == "é x y z"
     for typography in ("m² …“ö” ½ ™ – ’", "ｆｕｌｌ"):
         assert decoded(typography) == typography
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_invisible_characters_in_words_make_no_difference(kind: Kind) -> None:
+    coder = trained(kind)
+    for word in ("Hundmist", "Zügel", "Straße, müde.", "Ѐлка", "λόγος", "e\u0301t"):
+        ids = coder.encode(word)
+        for character in INVISIBLE:
+            for place in range(len(word) - 1):
+                inside = word[:place] + character + word[place:]
+                if word[place] not in "\u0301 ,.":
+                    assert coder.encode(inside) == ids, (inside, place)
+
+
+def test_blanks_divide_words_and_what_has_a_meaning_stays() -> None:
+    coder = trained()
+    for blank in BLANK:
+        assert coder.encode(f"Hund{blank}mist") == coder.encode("Hund mist")
+        assert coder.encode(f"{blank}Hund \xad{blank}") == coder.encode("Hund")
+    for text in KEPT:
+        assert coder.decode(coder.encode(text)) == text
+
+
+def test_every_control_and_format_character_is_decided() -> None:
+    characters = [chr(i) for i in range(0x110000) if unicodedata.category(chr(i)) in ("Cc", "Cf")]
+    kept = {c for c in characters if c in trained().normalize(f"1{c}1")}
+    visible = r"[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd]"
+    assert all(
+        re.match(rf"{visible}|[\u180e\u200c\u200d\U00013430-\U0001345f]", character)
+        for character in kept
+    )
+
+
+def test_invisible_characters_do_not_change_what_is_learned() -> None:
+    rng = random.Random(0)
+
+    def hide(line: str) -> str:
+        removed = [c for c in INVISIBLE if c not in "\u200c\u200d"]  # these stay before a space
+        return "".join(c + rng.choice(removed) * (rng.random() < 0.1) for c in line)
+
+    config = TokenizerConfig(vocabulary=400, symbols=("<ph>", "a b"))
+    hidden = [(hide(source), hide(target)) for source, target in pairs()]
+    assert tokenizer.train(hidden, config).source.model == trained().model
+
+
+def test_models_made_elsewhere_keep_their_own_normalization() -> None:
+    coder = Tokenizer(made_elsewhere())
+    inner = sentencepiece.SentencePieceProcessor(model_proto=made_elsewhere())
+    for character in INVISIBLE[1:]:
+        line = f"Hu{character}mist"
+        assert coder.pieces(coder.encode(line)) == [*map(inner.id_to_piece, inner.encode(line))]
 
 
 def test_decode_makes_one_line_of_any_ids() -> None:

@@ -28,7 +28,7 @@ class Options:
     takes_config: ClassVar[bool] = False
     """Whether the command takes `--config` and `--config.FIELD`."""
     short: ClassVar[tuple[str, ...]] = ()
-    """Fields of the search that can be set without `--config.decode`, but are not options."""
+    """Fields of the config that can be set without `--config.SECTION`, but are not options."""
 
     debug: bool = False
     """Show the traceback of an error."""
@@ -169,20 +169,21 @@ class PairOptions(SearchOptions):
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(PairOptions):
     """Score translations: BLEU and chrF with their signatures, loss and perplexity.
-
-    transformer-jax evaluate --run=runs/quickstart --data grammar:test
+    $ transformer-jax evaluate --run=runs/quickstart --data grammar:test
     """
 
-    short = ("penalty",)
+    short = ("penalty", "tokenize")
 
     language: Annotated[str | None, arg(metavar="CODE")] = None
-    """Target's code: adds tokenized BLEU."""
+    """Adds tokenized BLEU; also --tokenize."""
     beam: Annotated[str | None, arg(metavar="N,...")] = None
     """Beam sizes; others: --config.decode."""
     alpha: Annotated[str | None, arg(metavar="X,...")] = None
     """Exponents of the length penalty."""
     baseline: Annotated[str | None, arg(metavar="FILE")] = None
     """Translations to compare with."""
+    references: Annotated[tuple[str, ...], several("FILE")] = ()
+    """Texts of further references."""
     show: int = 0
     """Number of translations to show."""
     worst: int = 0

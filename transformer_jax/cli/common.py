@@ -172,11 +172,11 @@ def text_output(path: str) -> Iterator[IO[str]]:
 
 
 def _require_search(arguments: ConfigArguments) -> None:
-    """Checks that only fields of the search are set. UserError: others are."""
+    """Checks that only fields of the search are set, or BLEU's. UserError: others are."""
     others = ["--config"] if arguments.path else []
     others += [name.partition("=")[0] for name in arguments.overrides if name.startswith("--")]
     for name in others:
-        if not name.startswith("--config.decode."):
+        if not name.startswith(("--config.decode.", "--config.train.tokenize")):
             raise UserError(
                 f"{name}: the config is that of the run; only the search can be changed, as by "
                 "--config.decode.beam=4"

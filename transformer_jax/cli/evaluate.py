@@ -31,13 +31,14 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
     beams, alphas = _numbers("--beam", options.beam, int), _numbers("--alpha", options.alpha, float)
     translator = load_translator(options, arguments)
     corpora = options.data or translator.config.data.dev
-    baseline = None
+    fields, baseline = translator.config.data.fields, None
     if options.baseline is not None:
-        baseline = _read_baseline(options.baseline, corpora, translator.config.data.fields)
+        baseline = _read_beside("--baseline", options.baseline, corpora, fields)
+    others = [_read_beside("--references", path, corpora, fields) for path in options.references]
     decode = translator.config.decode
     pairs = itertools.product(beams or [decode.beam], alphas or [decode.alpha])
     searches = [dataclasses.replace(decode, beam=beam, alpha=alpha) for beam, alpha in pairs]
-    for result in evaluate(translator, corpora, options.language, searches):
+    for result in evaluate(translator, corpora, options.language, searches, others):
         if not is_coordinator():
             continue
         is_first = result.search == searches[0]
@@ -47,7 +48,8 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
             print(printable(message), file=sys.stderr)
         difference = None
         if baseline is not None:
-            difference = compare(baseline, result.outputs, result.dev.references)
+            tokenize = translator.config.train.tokenize
+            difference = compare(baseline, result.outputs, result.references, tokenize)
         title = f"{printable(result.corpus)}, step {', '.join(map(str, translator.steps))}"
         if options.json:
             search = dataclasses.asdict(result.search)
@@ -70,16 +72,21 @@ def _numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> list[
         raise UserError(f"{option}={text}: must be numbers, with commas between them") from error
 
 
-def _read_baseline(path: str, corpora: Sequence[str], fields: tuple[str, str]) -> list[str]:
-    """Returns the translations of a baseline. UserError: there is not one for each pair."""
+def _read_beside(
+    option: str, path: str, corpora: Sequence[str], fields: tuple[str, str]
+) -> list[str]:
+    """Returns the targets of a baseline, or of a further reference.
+
+    UserError: there is not one for each pair.
+    """
     if len(corpora) > 1:
-        raise UserError(f"--baseline={path}: needs one corpus, not {len(corpora)}")
+        raise UserError(f"{option}={path}: needs one corpus, not {len(corpora)}")
     (name,) = corpora
     lines = list(read_lines(path))
     pairs = sum(1 for _ in Corpus(name, "validation", fields).pairs())
     if len(lines) != pairs:
         raise UserError(
-            f"--baseline={path}: has {len(lines)} lines; must have {pairs}, one for each pair of "
+            f"{option}={path}: has {len(lines)} lines; must have {pairs}, one for each pair of "
             f"{name}"
         )
     return lines
@@ -90,7 +97,7 @@ def _print(result: Evaluation, title: str, show: int, worst: int) -> None:
     triples = list(zip(dev.sources, outputs, dev.references, strict=True))
     _print_lines("", triples[:show])
     if worst:
-        order = order_by_score(outputs, dev.references)
+        order = order_by_score(outputs, result.references)
         _print_lines("worst ", [triples[i] for i in order[:worst]])
         _print_lines("best ", [triples[i] for i in order[: -worst - 1 : -1]])
     scores: dict[str, Any] = dict(result.scores)

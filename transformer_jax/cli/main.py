@@ -99,10 +99,11 @@ def _at_home(argument: str) -> str:
 
 
 def _expanded(argument: str, short: Sequence[str]) -> str:
-    """Returns `--config.decode.NAME` for `--NAME`, if it is one of `short`."""
+    """Returns `--config.SECTION.NAME` for `--NAME`, if it is one of `short`."""
     name = argument.partition("=")[0].removeprefix("--").replace("_", "-")
     is_short = argument.startswith("--") and name in short
-    return f"--config.decode.{argument[2:]}" if is_short else argument
+    section = "train" if name == "tokenize" else "decode"
+    return f"--config.{section}.{argument[2:]}" if is_short else argument
 
 
 def _find_command(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:

@@ -17,7 +17,7 @@ from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.text.tokenizer import Tokenizer, Tokenizers
 
-_FORMAT = 1  # of a cache entry
+_FORMAT = 2  # of a cache entry, and of what training does with text
 
 
 def tokenizers_of(corpora: Sequence[Corpus], config: Config, process_index: int = 0) -> Tokenizers:

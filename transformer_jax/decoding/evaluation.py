@@ -1,5 +1,7 @@
 """Scores translations: BLEU, chrF, the lower-cased BLEU of published results, and comparisons."""
 
+import logging
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,42 +14,56 @@ from sacremoses.corpus import NonbreakingPrefixes
 
 from transformer_jax.errors import UserError
 
+logger = logging.getLogger(__name__)
+
+_UNSPACED = re.compile(
+    r"[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]"
+)
+"""Characters of scripts without spaces: from Thai to Myanmar, Khmer, Japanese and Chinese."""
+
 
 def score(
-    hypotheses: Sequence[str], references: Sequence[str], language: str | None = None
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    language: str | None = None,
+    tokenize: str = "13a",
 ) -> dict[str, Any]:
     """Returns the scores of translations by name, and the signatures of their metrics.
 
-    `bleu` and `chrf` are cased sacreBLEU (13a) and chrF2 of raw text; `exact` is the fraction of
-    lines that equal their reference, and `length_ratio` the number of 13a tokens over that of the
+    `bleu` and `chrf` are cased sacreBLEU and chrF2 of raw text; `exact` is the fraction of lines
+    that equal a reference, and `length_ratio` the number of BLEU's tokens over that of the
     references. With the target's `language` there is also `bleu_lower_tokenized`, the metric of
     published Multi30k scores: BLEU after lower-casing, Moses normalization and tokenization of both
     sides. Both sides are first composed to Unicode's NFC, so that the encoding of an accent makes
     no difference.
 
-    UserError: Moses does not know the language.
+    references: one text or several, each with a line for every hypothesis. tokenize: the tokenizer
+    of `bleu`. UserError: Moses does not know the language, or a package is missing.
     """
-    hypotheses, references = _compose(hypotheses), _compose(references)
-    bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
-    result = bleu.corpus_score(hypotheses, [references])
+    hypotheses, references = _compose(hypotheses), [*map(_compose, references)]
+    bleu, chrf = bleu_metric(tokenize), sacrebleu.CHRF()
+    result = bleu.corpus_score(hypotheses, references)
     scores: dict[str, Any] = {
         "bleu": result.score,
-        "chrf": chrf.corpus_score(hypotheses, [references]).score,
-        "exact": float(np.mean([a == b for a, b in zip(hypotheses, references, strict=True)])),
+        "chrf": chrf.corpus_score(hypotheses, references).score,
+        "exact": float(np.mean([a in b for a, *b in zip(hypotheses, *references, strict=True)])),
         "length_ratio": result.sys_len / max(result.ref_len, 1),
         "signatures": {"bleu": str(bleu.get_signature()), "chrf": str(chrf.get_signature())},
     }
     if language is not None:
         tokenized = sacrebleu.BLEU(tokenize="none", force=True)
-        lines, answers = (lower_tokenize(text, language) for text in (hypotheses, references))
-        scores["bleu_lower_tokenized"] = tokenized.corpus_score(lines, [answers]).score
+        lines, *answers = (lower_tokenize(text, language) for text in (hypotheses, *references))
+        scores["bleu_lower_tokenized"] = tokenized.corpus_score(lines, answers).score
         signature = f"{tokenized.get_signature()}|prepared:lower+sacremoses-{language}"
         scores["signatures"]["bleu_lower_tokenized"] = signature
     return scores
 
 
 def compare(
-    baseline: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
+    baseline: Sequence[str],
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    tokenize: str = "13a",
 ) -> dict[str, dict[str, Any]]:
     """Returns sacreBLEU's paired bootstrap of translations against those of a baseline.
 
@@ -58,8 +74,9 @@ def compare(
         ("baseline", _compose(baseline)),
         ("ours", _compose(hypotheses)),
     ]
-    metrics: dict[str, Any] = {"BLEU": sacrebleu.BLEU(), "chrF2": sacrebleu.CHRF()}
-    test = PairedTest(systems, metrics, [_compose(references)], test_type="bs", n_samples=1000)
+    metrics: dict[str, Any] = {"BLEU": bleu_metric(tokenize), "chrF2": sacrebleu.CHRF()}
+    every = [*map(_compose, references)]
+    test = PairedTest(systems, metrics, every, test_type="bs", n_samples=1000)
     signatures, rows = test()
     results: dict[str, Any] = rows
     comparisons: dict[str, dict[str, Any]] = {}
@@ -78,19 +95,49 @@ def compare(
     return comparisons
 
 
-def order_by_score(hypotheses: Sequence[str], references: Sequence[str]) -> list[int]:
+def order_by_score(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[int]:
     """Returns the indices of the lines, those of the lowest chrF2 first."""
     chrf = sacrebleu.CHRF()
-    pairs = zip(_compose(hypotheses), _compose(references), strict=True)
-    scores = [chrf.sentence_score(ours, [wanted]).score for ours, wanted in pairs]
+    rows = zip(*map(_compose, (hypotheses, *references)), strict=True)
+    scores = [chrf.sentence_score(ours, wanted).score for ours, *wanted in rows]
     return sorted(range(len(scores)), key=scores.__getitem__)
 
 
-def require_language(language: str) -> None:
-    """Checks that Moses has a list of abbreviations for a language. UserError: it has none.
+def bleu_metric(tokenize: str) -> sacrebleu.BLEU:
+    """Returns BLEU with one of sacreBLEU's tokenizers. UserError: a package that it needs is
+    missing."""
+    try:
+        return sacrebleu.BLEU(tokenize=tokenize)
+    except RuntimeError as error:
+        extra = tokenize.partition("-")[0]
+        raise UserError(
+            f"tokenize={tokenize}: needs packages: pip install 'sacrebleu[{extra}]'"
+        ) from error
 
-    Moses itself would use the English list without a warning.
+
+def warn_of_unspaced(name: str, references: Sequence[str], tokenize: str) -> None:
+    """Warns if most of a corpus' first references are text without spaces, and the tokenizer takes
+    such a text for one word."""
+    lines = references[:1000]
+    unspaced = (" " not in line or 2 * len(_UNSPACED.findall(line)) > len(line) for line in lines)
+    if tokenize in ("13a", "intl") and 2 * sum(unspaced) > len(lines):
+        logger.warning(
+            "%s: most targets have no spaces between words, for which BLEU with tokenize=%s has no "
+            "meaning; choose zh (Chinese) or char: train.tokenize, or --tokenize of evaluate",
+            *(name, tokenize),
+        )
+
+
+def require_language(language: str) -> None:
+    """Checks that Moses has a list of abbreviations for a language, and finds its words.
+
+    Moses itself would use the English list without a warning. UserError: it does not.
     """
+    if language in ("zh", "yue"):
+        raise UserError(
+            f"--language={language}: Moses finds no words without spaces; leave it out, and choose "
+            "--tokenize=zh or --tokenize=char"
+        )
     languages = sorted({*NonbreakingPrefixes().available_langs.values()})
     if language not in languages:
         raise UserError(f"--language={language}: must be one of {', '.join(languages)}")

@@ -36,6 +36,25 @@ _LINE_BREAKS_AND_CONTROLS = dict.fromkeys(
     " ",
 )
 
+_INVISIBLE = re.compile(
+    r"[\x01-\x1f\x7f-\x9f\ufff9-\ufffb"  # controls, marks of annotations
+    r"\xad\u034f\u200b\u2060-\u206f\ufeff"  # of hyphens, widths, words and operators
+    r"\u061c\u200e\u200f\u202a-\u202e"  # of direction
+    r"\ufe00-\ufe0f\U000e0000-\U000e0fff"  # variation selectors, tags
+    r"\u17b4\u17b5\U0001bca0-\U0001bca3\U0001d173-\U0001d17a]"  # of Khmer, shorthand, music
+)
+"""The characters that are removed: controls, and those that Unicode calls default ignorable, but
+for joiners and what is a part of Hangul and Mongolian letters."""
+
+_SPACES = "\t\n\v\f\r\x85\u2800\u3164\uffa0"
+"""Characters that become a space, besides those of SentencePiece: line breaks and blanks."""
+
+_JOINERS = "\u200c\u200d"
+"""The zero-width non-joiner and joiner. They are letters of a word in Persian and in the languages
+of India, and join emoji; before a letter of `_ALPHABETS` they are removed."""
+
+_ALPHABETS = ("LATIN", "GREEK", "CYRILLIC")
+
 sentencepiece.set_min_log_level(2)  # its errors are exceptions too
 
 
@@ -239,9 +258,23 @@ def _rules() -> list[tuple[str, str]]:
     Characters such as "…", "²" and "™" are kept, since a translation could not contain them
     otherwise.
     """
-    rules = sentencepiece.SentencePieceNormalizer(rule_name="nmt_nfkc").decompile()
-    compose = unicodedata.ucd_3_2_0.normalize  # the same in every version of Python
-    return [(old, new) for old, new in rules if not new.strip() or compose("NFC", old) == new]
+    theirs = sentencepiece.SentencePieceNormalizer(rule_name="nmt_nfkc").decompile()
+    unicode = unicodedata.ucd_3_2_0  # the same in every version of Python
+    rules = {
+        old: new
+        for old, new in theirs
+        if old not in _JOINERS and (new == " " or unicode.normalize("NFC", old) == new)
+    }
+    rules |= dict.fromkeys(_INVISIBLE.findall("".join(map(chr, range(0xF0000)))), "")
+    rules |= dict.fromkeys(_SPACES, " ")
+    letters = {letter: letter for letter in map(chr, range(0x2000))}
+    rules |= {
+        joiner + old: new
+        for joiner in _JOINERS
+        for old, new in (letters | rules).items()
+        if unicode.name(new[:1] or " ", "").startswith(_ALPHABETS)
+    }
+    return [*rules.items()]
 
 
 def _train(lines: Iterable[str], config: TokenizerConfig) -> Tokenizer:
@@ -302,7 +335,10 @@ def _user_error(error: RuntimeError, config: TokenizerConfig) -> UserError:
 
 
 def _valid(text: str) -> str:
-    """Returns `text`. UserError: it cannot be written as UTF-8."""
+    """Returns `text` without NUL, for which no model can have a rule.
+
+    UserError: it cannot be written as UTF-8.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -310,7 +346,7 @@ def _valid(text: str) -> str:
             f"text {text!r}: lone surrogate U+{ord(text[error.start]):04X} at character"
             f" {error.start + 1}; must be Unicode text"
         ) from error
-    return text
+    return text.replace("\0", "")
 
 
 def _one_line(text: str) -> str:

@@ -18,6 +18,7 @@ from transformer_jax.data.dataset import Examples, tokenize
 from transformer_jax.data.loader import Loader
 from transformer_jax.data.order import describe_mixture
 from transformer_jax.data.tokenizers import tokenizers_of
+from transformer_jax.decoding.evaluation import bleu_metric, warn_of_unspaced
 from transformer_jax.errors import UserError
 from transformer_jax.models.classifier import check_labels
 from transformer_jax.models.make import abstract_model, check_model, check_packing, make_model
@@ -187,6 +188,7 @@ def check_config(config: Config, devices: int | None = None) -> None:
         raise UserError(
             "execution.executor='pmap': runs in one process; use execution.executor=jit"
         )
+    bleu_metric(config.train.tokenize)
     mesh_shape(config.mesh, devices or jax.device_count())
     if config.train.patience and not config.data.dev:
         raise UserError(
@@ -242,6 +244,7 @@ def load_data(
     dev: dict[str, DevSet] = {}
     for corpus in corpora.dev:
         dev[corpus.name] = load_dev_set(corpus, tokenizers, config)
+        warn_of_unspaced(corpus.name, dev[corpus.name].references, config.train.tokenize)
     for each in (examples, *(corpus.examples for corpus in dev.values())):
         check_labels(config.model, int(each.lengths.longest()[1]))
     return TrainingData(tokenizers, examples, dev)

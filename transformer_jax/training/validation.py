@@ -15,7 +15,7 @@ from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.buckets import Lengths
 from transformer_jax.data.dataset import Examples
 from transformer_jax.data.loader import evaluation_batches
-from transformer_jax.decoding.evaluation import score
+from transformer_jax.decoding.evaluation import bleu_metric, score, warn_of_unspaced
 from transformer_jax.decoding.loop import Cancelled
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.models.quantization import dequantize
@@ -72,6 +72,7 @@ class DevScores:
 
     def __init__(self, setup: Setup, cancelled: Callable[[], bool]) -> None:
         config, self._dev = setup.config, setup.dev
+        self._tokenize = config.train.tokenize
         executor = config.execution.executor
         dev = self._dev.values()
         self.loss = dev_loss_fn(setup.model, config, setup.mesh, dev, executor, cancelled)
@@ -87,7 +88,8 @@ class DevScores:
             for name, dev in self._dev.items():
                 losses = self.loss(params, dev.examples)
                 outputs = translator(dev.sources)
-                scores[name] = losses | {"bleu": score(outputs, dev.references)["bleu"]}
+                bleu = score(outputs, [dev.references], tokenize=self._tokenize)["bleu"]
+                scores[name] = losses | {"bleu": bleu}
                 samples += list(zip(dev.sources, outputs, dev.references, strict=True))[:SAMPLES]
         except Cancelled:
             return None
@@ -101,6 +103,7 @@ class Evaluation(NamedTuple):
     search: DecodeConfig
     dev: DevSet
     outputs: Sequence[str]
+    references: Sequence[Sequence[str]]
     scores: dict[str, Any]
     """Those of `evaluation.score`, sentences per second without compilation, loss, perplexity."""
 
@@ -110,29 +113,34 @@ def evaluate(
     corpora: Sequence[str],
     language: str | None = None,
     searches: Sequence[DecodeConfig] = (),
+    others: Sequence[Sequence[str]] = (),
 ) -> Iterator[Evaluation]:
     """Translates and scores corpora, and yields the evaluation of each with each search.
 
     language: the target language; adds the BLEU of lower-cased, tokenized text. searches: instead
-    of the translator's own. UserError: a corpus cannot be read, or the language is unknown.
+    of the translator's own. others: further references of each pair. UserError: a corpus cannot be
+    read, the language is unknown, or a package of BLEU's tokenizer is missing.
     """
     config = translator.config
+    tokenize = config.train.tokenize
+    bleu_metric(tokenize)
     every: dict[str, DevSet] = {}
     for name in corpora:
         corpus = Corpus(name, "validation", config.data.fields)
         require_same_everywhere(config, {name: corpus.digest})  # else one waits for another's cache
         every[name] = load_dev_set(corpus, translator.tokenizers, config)
+        warn_of_unspaced(name, every[name].references, tokenize)
     dev_loss = dev_loss_fn(translator.model, config, translator.mesh, every.values())
     for name, dev in every.items():
-        loss = dev_loss(translator.params, dev.examples)
+        loss, references = dev_loss(translator.params, dev.examples), [dev.references, *others]
         for search in searches or [config.decode]:
             searcher = translator.with_search(search)
             began, compiling = time.perf_counter(), searcher.compiling
             outputs = searcher(dev.sources)
             seconds = time.perf_counter() - began - (searcher.compiling - compiling)
             speed = {"sentences_per_s": len(outputs) / seconds}
-            scores = score(outputs, dev.references, language) | speed | loss
-            yield Evaluation(name, search, dev, outputs, scores)
+            scores = score(outputs, references, language, tokenize) | speed | loss
+            yield Evaluation(name, search, dev, outputs, references, scores)
 
 
 def corpus_loss(sums: Iterable[tuple[Any, Any]]) -> dict[str, float]:
