@@ -22,11 +22,12 @@ from transformer_jax.allocator import ALLOCATOR
 from transformer_jax.attention import kinds, scores
 from transformer_jax.cli.commands import COMMANDS
 from transformer_jax.cli.main import main
-from transformer_jax.config import Config, DecodeConfig, to_json
+from transformer_jax.config import Config, DecodeConfig, from_json, to_json
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.files import AnyPath, files_below, find_path
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.run import Run
+from transformer_jax.text.corpus import Corpus
 from transformer_jax.training import planning, trainer
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +112,7 @@ def test_training_from_the_command_line(
     assert len([*folder.glob("profile/**/*.xplane.pb")]) == 1
     said = capsys.readouterr().err
     assert "150 pairs; left out: 0 with an empty side, 0 too long" in said
+    assert "training text: 150 pairs read, of which" in said
     assert "reached train.steps=4" in said
     main(command)
     assert "step 4: reached train.steps=4" in capsys.readouterr().err
@@ -498,8 +500,13 @@ def test_inspection_says_what_a_run_takes(
 ) -> None:
     main(["inspect", f"--run={finished.folder}", "--devices=64", "--config.mesh.fsdp=4"])
     text = capsys.readouterr().out
-    for word in ("parameters", "of slots filled", '"d_ff": 32', "temporaries, MiB (estimated)"):
+    for word in ("parameters", "of slots filled", "temporaries, MiB (estimated)"):
         assert word in text
+    assert re.search(r"^model       layers=1  d_model=16  .*d_ff=32  .*$", text, re.M)
+    assert "source text: 1." in text
+    assert "training text: 150 pairs read, of which" in text
+    assert "sources are in the training text, too" in text
+    assert len(text.splitlines()) < 40
     assert "64 devices, mesh data 16 x fsdp 4; on each of them:" in text
     assert re.search(r"\nmemory      [\d.]+ MiB of [\d,.]+ MiB\n$", text)
     monkeypatch.setattr(planning, "usable_host_memory", lambda: 5 * 2**18)
@@ -509,6 +516,13 @@ def test_inspection_says_what_a_run_takes(
     assert re.fullmatch(r"[\d.]+ MiB of 1.2 MiB", verdict)
     options = [way.split()[0] for way in ways]
     assert options == ["--config.optimizer.accumulate=2:", "--config.data.batch_tokens=128:"]
+
+
+def test_inspection_prints_json_alone(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["inspect", f"--run={finished.folder}", "--config.data.train=gone\x1b.tsv", "--json"])
+    text = capsys.readouterr().out
+    assert from_json(json.loads(text)).model == finished.config.model
+    assert "\x1b" not in text
 
 
 @pytest.mark.long

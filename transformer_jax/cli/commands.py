@@ -337,6 +337,8 @@ class Inspect(ModelOptions):
     """TPU slice to plan for, such as v5e:2x4 (needs the extra tpu)."""
     compile: bool = False
     """Compile the steps, for the exact memory and the time that this takes."""
+    json: bool = False
+    """Print the whole config as JSON, and nothing else."""
 
     def execute(self, config: ConfigArguments) -> None:
         from transformer_jax.cli import inspect
