@@ -82,7 +82,7 @@ class Train(ProcessOptions, ModelOptions):
     profile: int = 0
     """Number of steps to trace into RUN/profile."""
     tensorboard: bool = False
-    """Write TensorBoard events into RUN/tensorboard."""
+    """Write events into RUN/tensorboard, now and later."""
 
     def execute(self, config: ConfigArguments) -> None:
         from transformer_jax.cli import train
@@ -183,6 +183,8 @@ class Evaluate(PairOptions):
     """Exponents of the length penalty."""
     baseline: Annotated[str | None, arg(metavar="FILE")] = None
     """Translations to compare with."""
+    output: Annotated[str | None, arg(metavar="FILE")] = None
+    """Text file of the translations to write."""
     show: int = 0
     """Number of translations to show."""
     worst: int = 0

@@ -78,12 +78,11 @@ def compare(
     return comparisons
 
 
-def order_by_score(hypotheses: Sequence[str], references: Sequence[str]) -> list[int]:
-    """Returns the indices of the lines, those of the lowest chrF2 first."""
+def line_scores(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
+    """Returns the chrF2 of each line."""
     chrf = sacrebleu.CHRF()
     pairs = zip(_compose(hypotheses), _compose(references), strict=True)
-    scores = [chrf.sentence_score(ours, [wanted]).score for ours, wanted in pairs]
-    return sorted(range(len(scores)), key=scores.__getitem__)
+    return [chrf.sentence_score(ours, [wanted]).score for ours, wanted in pairs]
 
 
 def require_language(language: str) -> None:

@@ -110,11 +110,13 @@ def evaluate(
     corpora: Sequence[str],
     language: str | None = None,
     searches: Sequence[DecodeConfig] = (),
+    done: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Evaluation]:
     """Translates and scores corpora, and yields the evaluation of each with each search.
 
     language: the target language; adds the BLEU of lower-cased, tokenized text. searches: instead
-    of the translator's own. UserError: a corpus cannot be read, or the language is unknown.
+    of the translator's own. done: as in `Translator.translate`. UserError: a corpus cannot be read,
+    or the language is unknown.
     """
     config = translator.config
     every: dict[str, DevSet] = {}
@@ -128,7 +130,7 @@ def evaluate(
         for search in searches or [config.decode]:
             searcher = translator.with_search(search)
             began, compiling = time.perf_counter(), searcher.compiling
-            outputs = searcher(dev.sources)
+            outputs = list(searcher.stream(dev.sources, done=done))
             seconds = time.perf_counter() - began - (searcher.compiling - compiling)
             speed = {"sentences_per_s": len(outputs) / seconds}
             scores = score(outputs, dev.references, language) | speed | loss
