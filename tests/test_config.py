@@ -54,8 +54,9 @@ def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
     assert str(caught.value).endswith(f"; known: {names}")
 
 
-def test_a_json_file_is_never_executed(tmp_path: Path) -> None:
-    path, trace = tmp_path / "c.json", tmp_path / "trace"
+@pytest.mark.parametrize("name", ["c.json", "c.JSON", "config.py.json"])
+def test_a_json_file_is_never_executed(name: str, tmp_path: Path) -> None:
+    path, trace = tmp_path / name, tmp_path / "trace"
     path.write_text(f"{{'a': open({str(trace)!r}, 'w')}}")
     with pytest.raises(UserError, match=re.escape(f"{path}: is JSON, which is not executed")):
         load_config_file(path)

@@ -750,7 +750,7 @@ def load_config_file(path: str | Path) -> Config:
     `Config`.
     """
     path = _by_name(str(path))
-    if path.suffix == ".json":  # which could hold calls
+    if path.suffix.lower() == ".json":  # which could hold calls
         raise UserError(f"config file {path}: is JSON, which is not executed; name a Python file")
     if not path.is_file():
         raise UserError(f"config file {path}: no such file")
@@ -771,7 +771,7 @@ def load_config_file(path: str | Path) -> Config:
 
 def _by_name(name: str) -> Path:
     """Returns the path of a config. UserError: it is a name, and not one of this project's."""
-    if "/" in name or name.endswith((".py", ".json")):
+    if "/" in name or name.lower().endswith((".py", ".json")):
         return Path(name)
     names = sorted(path.stem for path in CONFIGS.glob("*.py"))
     if name not in names:

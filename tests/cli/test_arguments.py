@@ -139,7 +139,7 @@ def test_a_stored_config_is_read_as_what_it_is(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored = finished.folder / "config.json"
-    copy = tmp_path / "mine.json"
+    copy = tmp_path / "mine.JSON"
     copy.write_bytes(stored.read_bytes())
     longer = replace(finished.config, train=replace(finished.config.train, steps=99))
     for path in (stored, copy):

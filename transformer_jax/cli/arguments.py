@@ -39,7 +39,7 @@ class ConfigArguments(NamedTuple):
         Such a name is loaded from the command line or a Python file only, and never silently
         replaced by another kernel.
         """
-        if self.path is not None and not self.path.endswith(".json"):
+        if self.path is not None and not self.path.lower().endswith(".json"):
             config = load_config_file(self.path)
         else:
             config = stored if self.path is None else _read_json(self.path)

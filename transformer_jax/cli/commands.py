@@ -169,8 +169,7 @@ class PairOptions(SearchOptions):
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(PairOptions):
     """Score translations: BLEU and chrF with their signatures, loss and perplexity.
-
-    transformer-jax evaluate --run=runs/quickstart --data grammar:test
+    $ transformer-jax evaluate --run=runs/quickstart --data grammar:test
     """
 
     short = ("penalty",)
