@@ -19,6 +19,7 @@ from transformer_jax.config import (
     OptimizerConfig,
     TokenizerConfig,
     TrainConfig,
+    describe,
     differences,
     from_json,
     load_config_file,
@@ -34,6 +35,45 @@ CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
 def test_every_config_file_loads_and_survives_json(path: Path) -> None:
     config = load_config_file(path)
     assert from_json(json.loads(json.dumps(to_json(config)))) == config
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_config_of_the_package_is_found_by_its_name_anywhere(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / path.stem).mkdir()  # such as the folder of a run
+    assert load_config_file(path.stem) == load_config_file(path)
+
+
+@pytest.mark.parametrize("name", ["quickstat", "quickstart.", "x", "", ".."])
+def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
+    names = ", ".join(sorted(path.stem for path in CONFIGS))
+    with pytest.raises(UserError, match=re.escape(f"config {name!r}: unknown")) as caught:
+        load_config_file(name)
+    assert str(caught.value).endswith(f"; known: {names}")
+
+
+@pytest.mark.parametrize("name", ["c.json", "c.JSON", "config.py.json"])
+def test_a_json_file_is_never_executed(name: str, tmp_path: Path) -> None:
+    path, trace = tmp_path / name, tmp_path / "trace"
+    path.write_text(f"{{'a': open({str(trace)!r}, 'w')}}")
+    with pytest.raises(UserError, match=re.escape(f"{path}: is JSON, which is not executed")):
+        load_config_file(path)
+    assert not trace.exists()
+
+
+def test_a_description_holds_what_differs_from_the_defaults() -> None:
+    assert describe(Config()) == []
+    config = replace(
+        Config(),
+        model=ModelConfig(layers=2, norm="pre", cross_attention=AttentionConfig(kind="latent")),
+        data=DataConfig(train=("a\tb.tsv",)),
+    )
+    assert describe(config) == [
+        "model       layers=2  norm='pre'  cross_attention.kind='latent'",
+        r"data        train=('a\tb.tsv',)",
+    ]
 
 
 BAD = [

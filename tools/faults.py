@@ -43,7 +43,7 @@ from transformer_jax.training.reporters import read_metrics
 from transformer_jax.training.trainer import train
 
 FOLDER = Path("runs/faults")
-TIMED = ("tokens_per_s", "minutes", "seconds_left", "mfu")
+TIMED = ("tokens_per_s", "minutes", "seconds_left", "mfu", "time")
 """Names in records of metrics that depend on time."""
 
 SECONDS = {"saving": 0.4, "training": 0.05, "evaluating": 1.0}

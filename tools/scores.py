@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from transformer_jax.config import DecodeConfig
-from transformer_jax.decoding.evaluation import order_by_score, score
+from transformer_jax.decoding.evaluation import line_scores, score
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.models.make import count_parameters
 from transformer_jax.runs import card, checkpoint, run
@@ -124,7 +124,8 @@ def samples(
     sources: list[str], outputs: list[str], references: list[str]
 ) -> dict[str, list[dict[str, Any]]]:
     """Returns the translations of the lowest and of the highest chrF2, and their lines."""
-    order = order_by_score(outputs, references)
+    chrf = line_scores(outputs, references)
+    order = sorted(range(len(chrf)), key=chrf.__getitem__)
     chosen = {"worst": order[:SAMPLES], "best": order[-SAMPLES:]}
     return {
         name: [

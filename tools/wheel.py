@@ -10,20 +10,13 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
-CONFIG = """
-from transformer_jax import Config, ModelConfig, TokenizerConfig, TrainConfig
-
-def get_config():
-    return Config(
-        model=ModelConfig(layers=1, d_model=32, heads=2, d_ff=64),
-        tokenizer=TokenizerConfig(vocabulary=500),
-        train=TrainConfig(steps=2, best="loss", evaluate_every=2),
-    )
-"""
+SHORT = ("train.steps=2", "train.best=loss", "train.evaluate-every=2", "data.dev=grammar:test")
+"""What shortens the quickstart."""
 
 COMMANDS = (
     ("--help",),
-    ("train", "--config=config.py", "--run=run", "--config.data.dev=grammar:test"),
+    ("--version",),
+    ("train", "--config=quickstart", "--run=run", *(f"--config.{field}" for field in SHORT)),
     ("translate", "--run=run", "--input=text"),
 )
 
@@ -38,7 +31,6 @@ def main() -> None:
         sys.exit(f"the package is not that of the wheel: {package}")
     program = str(Path(sys.executable).with_name("transformer-jax"))
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.py").write_text(CONFIG, "utf-8")
         Path(folder, "text").write_text("The old teacher buys a new book.\n", "utf-8")
         for command in COMMANDS:
             subprocess.run([program, *command], cwd=folder, check=True)

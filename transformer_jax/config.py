@@ -682,6 +682,15 @@ def differences(old: Config, new: Config, *, all_fields: bool = False) -> list[s
     ]
 
 
+def describe(config: Config) -> list[str]:
+    """Returns a line for each section with the fields that differ from the defaults."""
+    sections: dict[str, list[str]] = {}
+    for name, _, value, _ in _changed_fields(Config(), config):
+        section, _, field = name.partition(".")
+        sections.setdefault(section, []).append(f"{field}={value!r}")
+    return [f"{section:<12}{'  '.join(fields)}" for section, fields in sections.items()]
+
+
 def require_decided(origin: str, run: Config, config: Config) -> None:
     """UserError: a config differs from that of a run in what its parameters and tokenizers decide.
 
@@ -734,12 +743,21 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(names)}"
 
 
+CONFIGS = Path(__file__).with_name("configs")
+"""Folder of the config files that can be named without a path: in a checkout, a link to those at
+its top."""
+
+
 def load_config_file(path: str | Path) -> Config:
     """Executes a Python file and returns the result of its `get_config()`.
 
-    UserError: the file is missing, raises, or has no `get_config` that returns a `Config`.
+    path: with a "/" or ending in .py; else the name of a config of this project, as "quickstart".
+    UserError: the file is missing, is no Python, raises, or has no `get_config` that returns a
+    `Config`.
     """
-    path = Path(path)
+    path = _by_name(str(path))
+    if path.suffix.lower() == ".json":  # which could hold calls
+        raise UserError(f"config file {path}: is JSON, which is not executed; name a Python file")
     if not path.is_file():
         raise UserError(f"config file {path}: no such file")
     space: dict[str, Any] = {"__name__": "config", "__file__": str(path)}
@@ -755,3 +773,13 @@ def load_config_file(path: str | Path) -> Config:
     if not isinstance(config, Config):
         raise UserError(f"config file {path}: get_config() must return a Config, not {config!r}")
     return config
+
+
+def _by_name(name: str) -> Path:
+    """Returns the path of a config. UserError: it is a name, and not one of this project's."""
+    if "/" in name or name.lower().endswith((".py", ".json")):
+        return Path(name)
+    names = sorted(path.stem for path in CONFIGS.glob("*.py"))
+    if name not in names:
+        raise UserError(f"config {name!r}: unknown, and no FILE.py; known: {', '.join(names)}")
+    return CONFIGS / f"{name}.py"

@@ -1,15 +1,22 @@
 """Options and fields of the config on a command line."""
 
+import json
+import platform
 import re
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
+import jax
 import pytest
 from common import error_line, flat
 
+from transformer_jax import __version__
 from transformer_jax.cli.arguments import ConfigArguments, options_of, parse, split_config
 from transformer_jax.cli.commands import COMMANDS, Translate
 from transformer_jax.cli.main import main
 from transformer_jax.config import Config, to_json
+from transformer_jax.runs.run import Run
 
 FIELDS = list(flat(to_json(Config()), "."))
 
@@ -61,7 +68,9 @@ def test_the_options_that_are_listed_are_those_that_are_accepted(
     kind = COMMANDS[command]
     with pytest.raises(SystemExit):
         main([*command.split(), "--help"])
-    shown = re.findall(r"^│ +(?:-\w.*, )?(--[\w-]+)", capsys.readouterr().out, re.MULTILINE)
+    text = capsys.readouterr().out
+    shown = re.findall(r"^│ +(?:-\w.*, )?(--[\w-]+)", text, re.MULTILINE)
+    shown += re.findall(r"also (--[\w-]+)", text)
     config = ["--config"] if kind.takes_config else []
     assert {*options_of(kind), "--help"} == {*shown, *config, *(f"--{name}" for name in kind.short)}
 
@@ -126,3 +135,60 @@ def test_home_is_found_in_options(
     config = ["train", "--config=configs/quickstart.py", "--run=~/r"]
     error = error_line([*config, "--config.data.train=~/a.en,~/a.de"], capsys)
     assert f"{tmp_path}/a.en: No such file" in error
+
+
+def test_a_stored_config_is_read_as_what_it_is(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = finished.folder / "config.json"
+    copy = tmp_path / "mine.JSON"
+    copy.write_bytes(stored.read_bytes())
+    longer = replace(finished.config, train=replace(finished.config.train, steps=99))
+    for path in (stored, copy):
+        assert ConfigArguments(str(path), []).resolve() == finished.config
+        assert ConfigArguments(str(path), ["--config.train.steps=99"]).resolve() == longer
+    text, trace = stored.read_text(), tmp_path / "trace"
+    for wrong, message in (
+        (text.replace('"d_ff": 32', '"d_ff": 64'), "is damaged or was edited"),
+        (text[:-9], "is damaged: not JSON"),
+        ('{"rows": {}}', "is not a run's config"),
+        (f"{{'a': open({str(trace)!r}, 'w')}}", "is damaged: not JSON"),
+    ):
+        copy.write_text(wrong)
+        error = error_line(["inspect", f"--config={copy}"], capsys)
+        assert f"error: {copy}: {message}" in error
+    copy.unlink()
+    assert f"No such file or directory: '{copy}'" in error_line(
+        ["train", f"--run={tmp_path / 'r'}", f"--config={copy}"], capsys
+    )
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("command", ["train --run=r", "inspect", "check"])
+def test_a_kernel_that_a_json_file_names_is_not_imported(
+    command: str,
+    finished: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("evil.py").write_text("open('trace', 'w')")
+    stored = json.loads((finished.folder / "config.json").read_text())
+    del stored["sha256"]
+    stored["config"]["execution"]["kernel"] = "evil:kernel"
+    Path("c.json").write_text(json.dumps(stored))
+    error = error_line([*command.split(), "--config=c.json"], capsys)
+    assert "execution.kernel='evil:kernel': is stored, and not loaded from a file; give" in error
+    assert {path.name for path in tmp_path.iterdir()} == {"evil.py", "c.json"}
+    arguments = ConfigArguments("c.json", ["--config.execution.kernel=auto"])
+    assert arguments.resolve().execution.kernel == "auto"
+
+
+def test_versions_are_those_of_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--version"])
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["transformer-jax"] == __version__
+    assert (lines["jax"], lines["flax"]) == (jax.__version__, version("flax"))
+    assert lines["python"] == platform.python_version()
+    assert lines["devices"] == "8 cpu"

@@ -1,6 +1,7 @@
 """The command line: what a user types, sees, and reads when something is wrong."""
 
 import gzip
+import importlib.util
 import io
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sacrebleu
 from common import changed, error_line
 from object_store import Bucket
 
@@ -22,11 +24,12 @@ from transformer_jax.allocator import ALLOCATOR
 from transformer_jax.attention import kinds, scores
 from transformer_jax.cli.commands import COMMANDS
 from transformer_jax.cli.main import main
-from transformer_jax.config import Config, DecodeConfig, to_json
+from transformer_jax.config import Config, DecodeConfig, from_json, to_json
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.files import AnyPath, files_below, find_path
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.run import Run
+from transformer_jax.text.corpus import Corpus
 from transformer_jax.training import planning, trainer
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +114,7 @@ def test_training_from_the_command_line(
     assert len([*folder.glob("profile/**/*.xplane.pb")]) == 1
     said = capsys.readouterr().err
     assert "150 pairs; left out: 0 with an empty side, 0 too long" in said
+    assert "training text: 150 pairs read, of which" in said
     assert "reached train.steps=4" in said
     main(command)
     assert "step 4: reached train.steps=4" in capsys.readouterr().err
@@ -118,6 +122,36 @@ def test_training_from_the_command_line(
     error = error_line([*command, "--new"], capsys)
     assert "--new needs a folder that is missing or empty" in error
     assert checkpoint.steps(folder / "checkpoints") == [4]
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_tensorboard_stays_with_the_run(
+    chosen: bool,
+    finished: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(str(finished.folder), folder)
+    if chosen:
+        (folder / "tensorboard").mkdir()
+    kinds: list[str] = []
+
+    def train(*_: Any, reporters: list[Any], **__: Any) -> None:
+        kinds.extend(type(reporter).__name__ for reporter in reporters)
+
+    monkeypatch.setattr(trainer, "train", train)
+    main(["train", f"--run={folder}"])
+    assert kinds == ["Terminal", *["TensorBoard"] * chosen]
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    if chosen:
+        error = error_line(["train", f"--run={folder}"], capsys)
+        assert (
+            f"needs tensorboardX; pip install 'transformer-jax[tensorboard]', or rename {folder}"
+            in error
+        )
 
 
 @pytest.mark.long
@@ -332,6 +366,7 @@ def test_evaluation_prints_scores_and_signatures(
     main([*command, "--language=de", "--show=2"])
     text = capsys.readouterr().out
     assert text.count("reference ") == 2
+    assert re.findall(r"^line (\d), chrF [\d.]+\nsource ", text, re.M) == ["1", "2"]
     assert f"{finished.config.data.dev[0]}, step {finished.best_step()}: bleu " in text
     assert "tok:13a" in text
     assert "bleu_lower_tokenized" in text
@@ -362,6 +397,40 @@ def test_evaluation_takes_a_tokenizer_and_further_references(
     )
     said = f"--references={short}: has 1 lines; must have "
     assert said in error_line([*command, f"--references={short}"], capsys)
+
+
+def test_evaluation_writes_translations_and_shows_the_worst(
+    finished: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On a terminal, with a bar on standard error; standard output holds the scores alone."""
+    dev = Corpus(finished.config.data.dev[0])
+    sources, references = zip(*dev.pairs(), strict=True)
+    outputs = Translator.load(finished.folder, decode=DecodeConfig(beam=1))(list(sources))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    command = ["evaluate", f"--run={finished.folder}", "--beam=1", f"--output={tmp_path / 'out'}"]
+    main([*command, "--worst=2"])
+    shown = capsys.readouterr()
+    assert (tmp_path / "out").read_text("utf-8") == "".join(f"{line}\n" for line in outputs)
+    assert f"/{len(sources)}" in shown.err
+    assert "\x1b" not in shown.out
+    for kind in ("worst", "best"):
+        (number, score), *_ = re.findall(rf"^{kind} line (\d+), chrF ([\d.]+)$", shown.out, re.M)
+        line = int(number) - 1
+        assert f"{kind} source     {sources[line]}\n" in shown.out
+        chrf = sacrebleu.sentence_chrf(outputs[line], [references[line]]).score
+        assert float(score) == pytest.approx(chrf, abs=0.05)
+    monkeypatch.undo()
+    (tmp_path / "out").unlink()
+    for more in (["--beam=1,2"], ["--data", dev.name, dev.name]):
+        error = error_line([*command[:2], command[3], *more], capsys)
+        assert f"--output={tmp_path / 'out'}: needs one corpus and search, not 2" in error
+    error = error_line([*command[:3], f"--output={tmp_path / 'no' / 'out'}"], capsys)
+    assert f"there is no folder {tmp_path / 'no'}" in error
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.long
@@ -521,8 +590,13 @@ def test_inspection_says_what_a_run_takes(
 ) -> None:
     main(["inspect", f"--run={finished.folder}", "--devices=64", "--config.mesh.fsdp=4"])
     text = capsys.readouterr().out
-    for word in ("parameters", "of slots filled", '"d_ff": 32', "temporaries, MiB (estimated)"):
+    for word in ("parameters", "of slots filled", "temporaries, MiB (estimated)"):
         assert word in text
+    assert re.search(r"^model       layers=1  d_model=16  .*d_ff=32  .*$", text, re.M)
+    assert "source text: 1." in text
+    assert "training text: 150 pairs read, of which" in text
+    assert "sources are in the training text, too" in text
+    assert len(text.splitlines()) < 40
     assert "64 devices, mesh data 16 x fsdp 4; on each of them:" in text
     assert re.search(r"\nmemory      [\d.]+ MiB of [\d,.]+ MiB\n$", text)
     monkeypatch.setattr(planning, "usable_host_memory", lambda: 5 * 2**18)
@@ -532,6 +606,13 @@ def test_inspection_says_what_a_run_takes(
     assert re.fullmatch(r"[\d.]+ MiB of 1.2 MiB", verdict)
     options = [way.split()[0] for way in ways]
     assert options == ["--config.optimizer.accumulate=2:", "--config.data.batch_tokens=128:"]
+
+
+def test_inspection_prints_json_alone(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["inspect", f"--run={finished.folder}", "--config.data.train=gone\x1b.tsv", "--json"])
+    text = capsys.readouterr().out
+    assert from_json(json.loads(text)).model == finished.config.model
+    assert "\x1b" not in text
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,9 @@ def test_metrics_tell_what_happened(finished: run.Run) -> None:
     records = read_metrics(finished.folder / "metrics.jsonl")
     steps = [r["step"] for r in records if r["kind"] == "train"]
     assert steps == [2, 4, 6, 8, 10, 12]
+    times = [datetime.fromisoformat(record["time"]) for record in records]
+    assert times == sorted(times)
+    assert timedelta(0) <= datetime.now(UTC) - times[0] < timedelta(hours=1)
     wanted = {"loss", "grad_norm", "lr", "tokens_per_s", "padding", "epoch", "minutes", "done"}
     assert all(wanted <= r.keys() for r in records if r["kind"] == "train")
     evaluations = [r for r in records if r["kind"] == "evaluation"]

@@ -18,6 +18,8 @@ import tyro
 
 from transformer_jax.config import Config, did_you_mean, load_config_file
 from transformer_jax.errors import UserError
+from transformer_jax.files import find_path
+from transformer_jax.user_code import is_function_name
 
 
 class ConfigArguments(NamedTuple):
@@ -31,11 +33,31 @@ class ConfigArguments(NamedTuple):
         return any(name.partition("=")[0] == f"--config.{field}" for name in self.overrides)
 
     def resolve(self, stored: Config | None = None) -> Config:
-        """Returns the config of the file, or else `stored`, with the overrides applied."""
-        config = stored if self.path is None else load_config_file(self.path)
-        if config is None:
-            raise UserError("--config: name a config file, such as configs/quickstart.py")
+        """Returns the config of the file, or else `stored`, with the overrides applied.
+
+        UserError: there is none, or a kernel of the user's own is stored in it, or in a JSON file.
+        Such a name is loaded from the command line or a Python file only, and never silently
+        replaced by another kernel.
+        """
+        if self.path is not None and not self.path.lower().endswith(".json"):
+            config = load_config_file(self.path)
+        else:
+            config = stored if self.path is None else _read_json(self.path)
+            if config is None:
+                raise UserError("--config: name a config file, or a config such as quickstart")
+            kernel = config.execution.kernel
+            if is_function_name(kernel) and not self.sets("execution.kernel"):
+                raise UserError(
+                    f"execution.kernel={kernel!r}: is stored, and not loaded from a file; give "
+                    f"--config.execution.kernel={kernel} or --config.execution.kernel=auto"
+                )
         return parse(Fields, self.overrides, "transformer-jax", Fields(config)).config
+
+
+def _read_json(path: str) -> Config:
+    from transformer_jax.runs.run import read_config  # which imports JAX
+
+    return read_config(find_path(path))[1]
 
 
 def split_config(arguments: Sequence[str]) -> tuple[ConfigArguments, list[str]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import Positional, Suppress, UseAppendAction, arg
 
 from transformer_jax.benchmark.settings import AttentionBenchmark, DType, MaskName
 from transformer_jax.cli.arguments import ConfigArguments
@@ -82,7 +82,7 @@ class Train(ProcessOptions, ModelOptions):
     profile: int = 0
     """Number of steps to trace into RUN/profile."""
     tensorboard: bool = False
-    """Write TensorBoard events into RUN/tensorboard."""
+    """Write events into RUN/tensorboard, now and later."""
 
     def execute(self, config: ConfigArguments) -> None:
         from transformer_jax.cli import train
@@ -177,13 +177,15 @@ class Evaluate(PairOptions):
     language: Annotated[str | None, arg(metavar="CODE")] = None
     """Adds tokenized BLEU; also --tokenize."""
     beam: Annotated[str | None, arg(metavar="N,...")] = None
-    """Beam sizes; others: --config.decode."""
-    alpha: Annotated[str | None, arg(metavar="X,...")] = None
+    """Beam sizes; also --alpha X,..."""
+    alpha: Annotated[str | None, Suppress, arg(metavar="X,...")] = None
     """Exponents of the length penalty."""
     baseline: Annotated[str | None, arg(metavar="FILE")] = None
     """Translations to compare with."""
     references: Annotated[tuple[str, ...], several("FILE")] = ()
     """Texts of further references."""
+    output: Annotated[str | None, arg(metavar="FILE")] = None
+    """Text file of the translations to write."""
     show: int = 0
     """Number of translations to show."""
     worst: int = 0
@@ -338,6 +340,8 @@ class Inspect(ModelOptions):
     """TPU slice to plan for, such as v5e:2x4 (needs the extra tpu)."""
     compile: bool = False
     """Compile the steps, for the exact memory and the time that this takes."""
+    json: bool = False
+    """Print the whole config as JSON, and nothing else."""
 
     def execute(self, config: ConfigArguments) -> None:
         from transformer_jax.cli import inspect

@@ -126,19 +126,23 @@ def parse_layer(option: str, text: str) -> tuple[int, int | None]:
 
 
 @contextlib.contextmanager
-def progress(source: str, output: str) -> Iterator[Callable[[int], None]]:
+def progress(source: str | int, output: str) -> Iterator[Callable[[int], None]]:
     """Shows a bar on standard error if that is a terminal and the output goes elsewhere.
 
-    source, output: paths of text; "-" is standard input or output. Yields a function that takes the
-    number of lines that have been translated.
+    source, output: paths of text; "-" is standard input or output. source may also be the number of
+    lines. Yields a function that takes the number of lines that have been translated.
     """
     console = Console(stderr=True, force_terminal=sys.stderr.isatty())
     if not console.is_terminal or (output == "-" and sys.stdout.isatty()):
         yield lambda _: None
         return
-    total = sum(1 for _ in read_lines(source)) if Path(source).is_file() else None
+    total = source if isinstance(source, int) else None
+    if isinstance(source, str) and Path(source).is_file():
+        total = sum(1 for _ in read_lines(source))
     columns = TextColumn("lines"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
+    # On a terminal, what is printed meanwhile appears above the bar; elsewhere, it stays apart.
+    options: Any = {"transient": True, "redirect_stdout": sys.stdout.isatty()}
+    with Progress(*columns, console=console, **options) as bar:
         task = bar.add_task("", total=total)
         yield lambda count: bar.advance(task, count)
 

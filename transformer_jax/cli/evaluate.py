@@ -3,14 +3,17 @@
 import dataclasses
 import itertools
 import json
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Evaluate
-from transformer_jax.cli.common import load_translator
-from transformer_jax.decoding.evaluation import compare, order_by_score, require_language
+from transformer_jax.cli.common import load_translator, progress, text_output
+from transformer_jax.config import Config, DecodeConfig
+from transformer_jax.decoding.evaluation import compare, line_scores, require_language
+from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError, printable
 from transformer_jax.parallel.processes import is_coordinator
 from transformer_jax.text.corpus import Corpus
@@ -31,14 +34,17 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
     beams, alphas = _numbers("--beam", options.beam, int), _numbers("--alpha", options.alpha, float)
     translator = load_translator(options, arguments)
     corpora = options.data or translator.config.data.dev
-    fields, baseline = translator.config.data.fields, None
+    baseline = None
     if options.baseline is not None:
-        baseline = _read_beside("--baseline", options.baseline, corpora, fields)
-    others = [_read_beside("--references", path, corpora, fields) for path in options.references]
+        baseline = _read_beside("--baseline", options.baseline, corpora, translator.config)
+    others = [
+        _read_beside("--references", path, corpora, translator.config)
+        for path in options.references
+    ]
     decode = translator.config.decode
     pairs = itertools.product(beams or [decode.beam], alphas or [decode.alpha])
     searches = [dataclasses.replace(decode, beam=beam, alpha=alpha) for beam, alpha in pairs]
-    for result in evaluate(translator, corpora, options.language, searches, others):
+    for result in _evaluations(options, translator, corpora, searches, others):
         if not is_coordinator():
             continue
         is_first = result.search == searches[0]
@@ -64,6 +70,26 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
             _print_difference(difference)
 
 
+def _evaluations(
+    options: Evaluate,
+    translator: Translator,
+    corpora: Sequence[str],
+    searches: Sequence[DecodeConfig],
+    others: Sequence[Sequence[str]],
+) -> Iterator[Evaluation]:
+    """Yields evaluations, shows how far they are, and writes translations. UserError: to one file,
+    those of several."""
+    if options.output is not None and (count := len(searches) * len(corpora)) > 1:
+        raise UserError(f"--output={options.output}: needs one corpus and search, not {count}")
+    path = options.output if options.output is not None and is_coordinator() else os.devnull
+    count = len(searches) * sum(_count(name, translator.config) for name in corpora)
+    with text_output(path) as output, progress(count, path) as advance:
+        language = options.language
+        for result in evaluate(translator, corpora, language, searches, others, advance):
+            output.writelines(f"{line}\n" for line in result.outputs)
+            yield result
+
+
 def _numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> list[Any]:
     """Returns the numbers of a text such as 1,4,5; none without a text."""
     try:
@@ -72,9 +98,7 @@ def _numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> list[
         raise UserError(f"{option}={text}: must be numbers, with commas between them") from error
 
 
-def _read_beside(
-    option: str, path: str, corpora: Sequence[str], fields: tuple[str, str]
-) -> list[str]:
+def _read_beside(option: str, path: str, corpora: Sequence[str], config: Config) -> list[str]:
     """Returns the targets of a baseline, or of a further reference.
 
     UserError: there is not one for each pair.
@@ -83,7 +107,7 @@ def _read_beside(
         raise UserError(f"{option}={path}: needs one corpus, not {len(corpora)}")
     (name,) = corpora
     lines = list(read_lines(path))
-    pairs = sum(1 for _ in Corpus(name, "validation", fields).pairs())
+    pairs = _count(name, config)
     if len(lines) != pairs:
         raise UserError(
             f"{option}={path}: has {len(lines)} lines; must have {pairs}, one for each pair of "
@@ -92,14 +116,19 @@ def _read_beside(
     return lines
 
 
+def _count(name: str, config: Config) -> int:
+    return sum(1 for _ in Corpus(name, "validation", config.data.fields).pairs())
+
+
 def _print(result: Evaluation, title: str, show: int, worst: int) -> None:
     dev, outputs = result.dev, result.outputs
-    triples = list(zip(dev.sources, outputs, dev.references, strict=True))
-    _print_lines("", triples[:show])
-    if worst:
-        order = order_by_score(outputs, result.references)
-        _print_lines("worst ", [triples[i] for i in order[:worst]])
-        _print_lines("best ", [triples[i] for i in order[: -worst - 1 : -1]])
+    if show or worst:
+        chrf = line_scores(outputs, result.references)
+        lines = list(zip(itertools.count(1), chrf, dev.sources, outputs, dev.references))
+        order = sorted(lines, key=lambda line: line[1])
+        _print_lines("", lines[:show])
+        _print_lines("worst ", order[:worst])
+        _print_lines("best ", order[: -worst - 1 : -1])
     scores: dict[str, Any] = dict(result.scores)
     signatures = scores.pop("signatures")
     print(f"{title}: {'  '.join(f'{name} {value:.4g}' for name, value in scores.items())}")
@@ -107,8 +136,9 @@ def _print(result: Evaluation, title: str, show: int, worst: int) -> None:
         print(f"    {name}: {signature}")
 
 
-def _print_lines(title: str, triples: Sequence[tuple[str, str, str]]) -> None:
-    for source, output, reference in triples:
+def _print_lines(title: str, lines: Sequence[tuple[int, float, str, str, str]]) -> None:
+    for number, chrf, source, output, reference in lines:
+        print(f"{title}line {number}, chrF {chrf:.1f}")
         print(f"{title}source     {printable(source)}")
         print(f"{title}output     {printable(output)}")
         print(f"{title}reference  {printable(reference)}\n")

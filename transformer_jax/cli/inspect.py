@@ -10,7 +10,7 @@ import jax
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Inspect
 from transformer_jax.cli.common import load_user_code
-from transformer_jax.config import Config, require_decided, to_json
+from transformer_jax.config import Config, describe, require_decided, to_json
 from transformer_jax.data.buckets import Shape
 from transformer_jax.data.loader import Loader
 from transformer_jax.data.order import describe_mixture
@@ -19,6 +19,8 @@ from transformer_jax.models.make import count_parameters
 from transformer_jax.parallel.mesh import topology_devices
 from transformer_jax.runs import checkpoint
 from transformer_jax.runs import run as runs
+from transformer_jax.text.corpus import Corpora
+from transformer_jax.text.summary import summarize
 from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.training.planning import Planner, device_memory, for_other_devices, remedies
 from transformer_jax.training.setup import check_config, load_data
@@ -38,6 +40,9 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
     devices = _devices(options)
     number = len(devices) if isinstance(devices, list) else devices
     check_config(config, number)
+    if options.json:
+        print(json.dumps(to_json(config), indent=1))
+        return
     if options.compile and config.execution.executor == "pmap":
         raise UserError("--compile: needs execution.executor=jit, not pmap")
     if trained is not None:
@@ -55,6 +60,8 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
         print(f"            {printable(line)}")
     for name, dev in data.dev.items():
         print(f"            {printable(name)}: {dev.examples.report}")
+    for line in summarize(Corpora.of(config.data), data.tokenizers, limit=None):
+        print(f"            {printable(line)}")
     filled = f"{loader.non_padding_fraction:.1%} of slots filled"
     print(f"batches     {loader.batches_per_epoch:,} an epoch, {filled}")
     planner = Planner(config, data.tokenizers.sizes, devices)
@@ -124,7 +131,7 @@ def _mib(count: int) -> str:
 
 
 def _print_config(config: Config) -> None:
-    for line in json.dumps(to_json(config), indent=1, ensure_ascii=False).split("\n"):
+    for line in describe(config):
         print(printable(line))
 
 

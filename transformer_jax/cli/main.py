@@ -68,8 +68,8 @@ def _dispatch(arguments: Sequence[str]) -> None:
     for argument in arguments:
         require_unicode(argument)
     arguments = [_at_home(argument) for argument in arguments]
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(_overview())
+    if not arguments or arguments[0] in ("-h", "--help", "--version"):
+        print(_versions() if arguments[:1] == ["--version"] else _overview())
         return
     name, rest = _find_command(arguments)
     kind, program = COMMANDS[name], f"transformer-jax {name}"
@@ -116,8 +116,19 @@ def _find_command(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
     raise UserError(f"{unknown}: unknown command{did_you_mean(unknown, COMMANDS)}")
 
 
+def _versions() -> str:
+    """Returns what a report of a defect begins with: versions of the software, and the devices."""
+    import jax  # when it is needed, since this takes half a second
+
+    from transformer_jax.runs.run import versions
+
+    devices = f"{jax.device_count()} {jax.devices()[0].device_kind}"
+    lines = versions() | {"devices": devices}
+    return "\n".join(f"{name:<17} {value}" for name, value in lines.items())
+
+
 def _overview() -> str:
-    lines = ["transformer-jax COMMAND [options]   (COMMAND --help: its options)", ""]
+    lines = ["transformer-jax COMMAND [options]   (COMMAND --help: its options; or --version)", ""]
     for name, kind in COMMANDS.items():
         lines.append(f"  {name:<16} {(kind.__doc__ or '').splitlines()[0]}")
     return "\n".join(lines)

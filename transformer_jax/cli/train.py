@@ -13,7 +13,6 @@ from transformer_jax.runs import run as runs
 from transformer_jax.runs.card import Card
 from transformer_jax.training import trainer
 from transformer_jax.training.reporters import Reporter, TensorBoard, Terminal
-from transformer_jax.user_code import is_function_name
 
 
 def run(options: Train, arguments: ConfigArguments) -> None:
@@ -24,9 +23,9 @@ def run(options: Train, arguments: ConfigArguments) -> None:
     set_up(options, config)
     with ExitStack() as stack:
         reporters: list[Reporter] = [stack.enter_context(Terminal())]
-        if options.tensorboard:
-            board = TensorBoard(find_path(options.run) / "tensorboard")
-            reporters.append(stack.enter_context(board))
+        events = find_path(options.run) / "tensorboard"
+        if options.tensorboard or events.is_dir():  # of a run that has written some
+            reporters.append(stack.enter_context(TensorBoard(events)))
         trainer.train(
             config,
             options.run,
@@ -55,24 +54,14 @@ def _load_card(options: Train, arguments: ConfigArguments) -> Card | None:
 def _config(options: Train, arguments: ConfigArguments, loaded: Card | None) -> Config:
     """Returns the config of the file, or else of the card, of the run to continue or to start from.
 
-    UserError: there is none, or a kernel of the user's own is stored in it. Such a name is loaded
-    from the command line only, and never silently replaced by another kernel.
+    UserError: there is none.
     """
     if arguments.path is not None:
         return arguments.resolve()
     if loaded is not None:
-        origin, stored = f"card {loaded.name}", loaded.config
-    elif folder := options.run if runs.exists(options.run) else options.init_from:
-        origin, stored = f"run {folder}", runs.load_config(folder)
-    else:
-        raise UserError(
-            "--config: name a config file, such as configs/quickstart.py "
-            f"({options.run} holds no run)"
-        )
-    kernel = stored.execution.kernel
-    if is_function_name(kernel) and not arguments.sets("execution.kernel"):
-        raise UserError(
-            f"{origin}: execution.kernel={kernel!r}: is not loaded from a file; give "
-            f"--config.execution.kernel={kernel} or --config.execution.kernel=auto"
-        )
-    return arguments.resolve(stored)
+        return arguments.resolve(loaded.config)
+    if folder := options.run if runs.exists(options.run) else options.init_from:
+        return arguments.resolve(runs.load_config(folder))
+    raise UserError(
+        f"--config: name a config file, or a config such as quickstart ({options.run} holds no run)"
+    )

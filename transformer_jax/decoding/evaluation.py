@@ -22,9 +22,13 @@ _UNSPACED = re.compile(
 """Characters of scripts without spaces: from Thai to Myanmar, Khmer, Japanese and Chinese."""
 
 
+References = Sequence[str] | Sequence[Sequence[str]]
+"""A reference for each hypothesis, or several such lists."""
+
+
 def score(
     hypotheses: Sequence[str],
-    references: Sequence[Sequence[str]],
+    references: References,
     language: str | None = None,
     tokenize: str = "13a",
 ) -> dict[str, Any]:
@@ -37,10 +41,10 @@ def score(
     sides. Both sides are first composed to Unicode's NFC, so that the encoding of an accent makes
     no difference.
 
-    references: one text or several, each with a line for every hypothesis. tokenize: the tokenizer
-    of `bleu`. UserError: Moses does not know the language, or a package is missing.
+    tokenize: the tokenizer of `bleu`. UserError: Moses does not know the language, or a package is
+    missing.
     """
-    hypotheses, references = _compose(hypotheses), [*map(_compose, references)]
+    hypotheses, references = _compose(hypotheses), _compose_all(references)
     bleu, chrf = bleu_metric(tokenize), sacrebleu.CHRF()
     result = bleu.corpus_score(hypotheses, references)
     scores: dict[str, Any] = {
@@ -62,7 +66,7 @@ def score(
 def compare(
     baseline: Sequence[str],
     hypotheses: Sequence[str],
-    references: Sequence[Sequence[str]],
+    references: References,
     tokenize: str = "13a",
 ) -> dict[str, dict[str, Any]]:
     """Returns sacreBLEU's paired bootstrap of translations against those of a baseline.
@@ -75,7 +79,7 @@ def compare(
         ("ours", _compose(hypotheses)),
     ]
     metrics: dict[str, Any] = {"BLEU": bleu_metric(tokenize), "chrF2": sacrebleu.CHRF()}
-    every = [*map(_compose, references)]
+    every = _compose_all(references)
     test = PairedTest(systems, metrics, every, test_type="bs", n_samples=1000)
     signatures, rows = test()
     results: dict[str, Any] = rows
@@ -95,12 +99,11 @@ def compare(
     return comparisons
 
 
-def order_by_score(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[int]:
-    """Returns the indices of the lines, those of the lowest chrF2 first."""
+def line_scores(hypotheses: Sequence[str], references: References) -> list[float]:
+    """Returns the chrF2 of each line."""
     chrf = sacrebleu.CHRF()
-    rows = zip(*map(_compose, (hypotheses, *references)), strict=True)
-    scores = [chrf.sentence_score(ours, wanted).score for ours, *wanted in rows]
-    return sorted(range(len(scores)), key=scores.__getitem__)
+    rows = zip(_compose(hypotheses), *_compose_all(references), strict=True)
+    return [chrf.sentence_score(ours, wanted).score for ours, *wanted in rows]
 
 
 def bleu_metric(tokenize: str) -> sacrebleu.BLEU:
@@ -152,6 +155,11 @@ def lower_tokenize(lines: Iterable[str], language: str) -> list[str]:
     normalize = MosesPunctNormalizer(language).normalize
     tokenize = MosesTokenizer(language).tokenize
     return [str(tokenize(normalize(line.lower()), return_str=True, escape=True)) for line in lines]
+
+
+def _compose_all(references: References) -> list[list[str]]:
+    alone = [each for each in references if isinstance(each, str)]
+    return [_compose(alone)] if alone else [_compose(each) for each in references]
 
 
 def _compose(lines: Iterable[str]) -> list[str]:

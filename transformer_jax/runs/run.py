@@ -223,7 +223,11 @@ def _stored(folder: AnyPath) -> tuple[dict[str, Any], Config]:
         raise UserError(f"run {folder}: no such folder")
     if not exists(folder):
         raise UserError(f"run {folder}: is empty")
-    path = folder / "config.json"
+    return read_config(folder / "config.json")
+
+
+def read_config(path: AnyPath) -> tuple[dict[str, Any], Config]:
+    """Returns the contents of a run's config.json, and the config in it. UserError: as `load`."""
     stored = _read(path)
     if not isinstance(stored, dict) or "config" not in stored:
         raise UserError(f"{path}: is not a run's config")

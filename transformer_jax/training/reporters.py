@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 from etils import epath
@@ -70,7 +71,7 @@ class Terminal:
 
 
 class MetricsFile:
-    """Appends each record that is not a message to a JSONL file, a line for each.
+    """Appends each record that is not a message, with the time (UTC), to a JSONL file, a line each.
 
     Object storage cannot append: there the file is written anew by `flush`, which the trainer calls
     before it saves a checkpoint, and after each evaluation. It is a context manager that flushes.
@@ -90,7 +91,7 @@ class MetricsFile:
     def __call__(self, record: Record) -> None:
         if record["kind"] == "message":
             return
-        line = _line(record)
+        line = _line(record | {"time": datetime.now(UTC).isoformat(timespec="seconds")})
         if isinstance(self._path, epath.Path):
             self._lines.append(line)
             if record["kind"] == "evaluation":
@@ -147,6 +148,7 @@ class TensorBoard:
         if importlib.util.find_spec("tensorboardX") is None:
             raise UserError(
                 "--tensorboard: needs tensorboardX; pip install 'transformer-jax[tensorboard]'"
+                + f", or rename {folder} to write no more of it" * folder.exists()
             )
         self._folder = folder
         self._writer: Any = None  # created with the first metrics, since it creates the folder

@@ -39,6 +39,7 @@ from transformer_jax.parallel.parameters import with_shardings
 from transformer_jax.parallel.processes import this_process
 from transformer_jax.special_ids import PAD
 from transformer_jax.text.corpus import Corpora, Corpus
+from transformer_jax.text.summary import summarize
 from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.training.optimizer import find_optimizer, make_optimizer
 from transformer_jax.training.schedules import describe_end, find_schedule
@@ -148,7 +149,8 @@ class Setup(StepSetup):
     loader: Loader
 
     def describe(self) -> list[str]:
-        """Returns lines on the corpora, the batches and the devices."""
+        """Returns lines on the corpora, the batches and the devices. UserError: a corpus cannot be
+        read."""
         loader = self.loader
         shapes = [f"{s.rows}x{s.source}x{s.target}" for s in loader.shapes]
         return [
@@ -165,6 +167,7 @@ class Setup(StepSetup):
                 for name, dev in self.dev.items()
                 if dev.examples.report.left_out
             ),
+            *summarize(Corpora.of(self.config.data), self.tokenizers),
         ]
 
 

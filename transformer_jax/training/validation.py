@@ -114,12 +114,14 @@ def evaluate(
     language: str | None = None,
     searches: Sequence[DecodeConfig] = (),
     others: Sequence[Sequence[str]] = (),
+    done: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Evaluation]:
     """Translates and scores corpora, and yields the evaluation of each with each search.
 
     language: the target language; adds the BLEU of lower-cased, tokenized text. searches: instead
-    of the translator's own. others: further references of each pair. UserError: a corpus cannot be
-    read, the language is unknown, or a package of BLEU's tokenizer is missing.
+    of the translator's own. others: further references of each pair. done: as in
+    `Translator.translate`. UserError: a corpus cannot be read, the language is unknown, or a
+    package of BLEU's tokenizer is missing.
     """
     config = translator.config
     tokenize = config.train.tokenize
@@ -136,7 +138,7 @@ def evaluate(
         for search in searches or [config.decode]:
             searcher = translator.with_search(search)
             began, compiling = time.perf_counter(), searcher.compiling
-            outputs = searcher(dev.sources)
+            outputs = list(searcher.stream(dev.sources, done=done))
             seconds = time.perf_counter() - began - (searcher.compiling - compiling)
             speed = {"sentences_per_s": len(outputs) / seconds}
             scores = score(outputs, references, language, tokenize) | speed | loss
