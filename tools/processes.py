@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGINT, SIGKILL, default_int_handler, signal
 from typing import Any
 
 import numpy as np
@@ -176,6 +176,7 @@ def sources(batch: Batch) -> list[list[int]]:
 def main() -> None:
     """Runs a command, or one of the processes that `--processes` starts, with a fault."""
     fault = Fault(**json.loads(os.environ["FAULT"]))
+    signal(SIGINT, default_int_handler)  # shells ignore it for what they start in the background
     index = re.search(r"--process=(\d+)/", " ".join(sys.argv))
     process = int(index[1]) if index else 0
     if fault.record:
