@@ -46,14 +46,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"transformer-jax: error: {printable(one_line(str(error)))}", file=sys.stderr)
         _exit(2)
     except KeyboardInterrupt:
-        _exit(130)
+        _exit(130, soon=argv is None)
 
 
-def _exit(status: int) -> NoReturn:
-    if "jax" in sys.modules:  # which joins processes
+def _exit(status: int, *, soon: bool = False) -> NoReturn:
+    if "jax" in sys.modules:  # which joins processes, and runs programs in threads
         from transformer_jax.parallel.processes import leave
 
-        leave(status)
+        leave(status, soon=soon)
     sys.exit(status)
 
 
