@@ -36,7 +36,10 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
         baseline = _read_baseline(options.baseline, corpora, translator.config.data.fields)
     decode = translator.config.decode
     pairs = itertools.product(beams or [decode.beam], alphas or [decode.alpha])
-    searches = [dataclasses.replace(decode, beam=beam, alpha=alpha) for beam, alpha in pairs]
+    n_best = decode.n_best if decode.sample else 1
+    searches = [
+        dataclasses.replace(decode, beam=beam, alpha=alpha, n_best=n_best) for beam, alpha in pairs
+    ]
     for result in evaluate(translator, corpora, options.language, searches):
         if not is_coordinator():
             continue
