@@ -375,6 +375,23 @@ def test_translation_may_end_while_it_waits_for_lines(
 
 
 @pytest.mark.long
+def test_an_interrupt_that_python_loses_ends_a_process() -> None:
+    """In a callback of a weak reference, as JAX has them, while a thread runs."""
+    program = """if True:
+        import os, signal, threading, time, weakref
+        from transformer_jax.cli.common import end_at_interrupt
+        end_at_interrupt()
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        watched = threading.Lock()
+        interrupt = weakref.ref(watched, lambda _: os.kill(os.getpid(), signal.SIGINT))
+        del watched
+        time.sleep(60)
+    """
+    ended = subprocess.run([sys.executable, "-c", program], timeout=50, check=False)
+    assert ended.returncode == 130
+
+
+@pytest.mark.long
 def test_a_pipe_is_translated_as_lines_arrive_and_may_be_closed(finished: Run) -> None:
     with piped(finished) as process:
         assert process.stdin is not None

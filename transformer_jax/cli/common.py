@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import fcntl
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from transformer_jax.decoding.scoring import HeadSelection
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.files import json_digest, local_path, named, write_whole
-from transformer_jax.parallel.processes import broadcast, join, require_same_everywhere
+from transformer_jax.parallel.processes import broadcast, join, leave, require_same_everywhere
 from transformer_jax.parallel.program_cache import cache_programs
 from transformer_jax.runs import run
 from transformer_jax.text.files import read_lines, uncompressed_name
@@ -41,6 +42,18 @@ def load_user_code(options: ModelOptions, config: Config) -> None:
         search_current_folder()
     for module in options.modules:
         import_module("--import", module)
+
+
+def end_at_interrupt() -> None:
+    """Makes SIGINT end this process within a second, also while its threads run programs, and where
+    Python loses the exception, as in callbacks of weak references."""
+
+    def end(number: int, frame: Any) -> None:
+        leave(128 + number, soon=True)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not of a launcher
+        signal.signal(signal.SIGINT, end)
 
 
 def join_processes(options: ProcessOptions) -> None:
@@ -91,6 +104,7 @@ def load_translator(
     First joins the other processes, if the options name a coordinator.
     """
     _require_search(arguments)
+    end_at_interrupt()
     join_processes(options)
     loaded, *others = map(run.load, options.run)
     if others and options.step is not None:

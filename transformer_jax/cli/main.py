@@ -46,14 +46,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"transformer-jax: error: {printable(one_line(str(error)))}", file=sys.stderr)
         _exit(2)
     except KeyboardInterrupt:
-        _exit(130, soon=argv is None)
+        _exit(130)
 
 
-def _exit(status: int, *, soon: bool = False) -> NoReturn:
-    if "jax" in sys.modules:  # which joins processes, and runs programs in threads
+def _exit(status: int) -> NoReturn:
+    if "jax" in sys.modules:  # which joins processes
         from transformer_jax.parallel.processes import leave
 
-        leave(status, soon=soon)
+        leave(status)
     sys.exit(status)
 
 
