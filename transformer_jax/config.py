@@ -170,7 +170,7 @@ class ModelConfig(_Section):
     """Width of the hidden layer of the feed-forward network."""
     max_length: int = 256
     """Maximum length of a sentence in tokens, end symbol included. Longer pairs are left out of
-    training; longer input to translate is truncated with a warning. An output has at most
+    training; longer lines are translated in parts. An output has at most
     max_length tokens."""
     norm: Literal["post", "pre"] = "post"
     """Layer normalization after each residual sum, as in the paper (post), or before each sub-layer
@@ -285,6 +285,11 @@ class ModelConfig(_Section):
         if self.labels is not None:
             return self.layers, 1
         return self.layers, self.layers if self.decoder_layers is None else self.decoder_layers
+
+    @property
+    def max_targets(self) -> int:
+        """Greatest number of target tokens, end symbol included."""
+        return self.max_length if self.labels is None else self.labels + 1
 
     def depth_of(self, role: str) -> int:
         """Returns the number of layers of the stack that has the attention `role`."""
@@ -537,6 +542,9 @@ class DecodeConfig(_Section):
     """Factor of the log probability of tokens that the output holds already."""
     suppress: tuple[str, ...] = _changeable(())
     """Pieces of the tokenizer that no output may hold, such as <unk>."""
+    truncate: bool = _changeable(False)
+    """Whether a line that is longer than the model is cut, with a warning; otherwise it is
+    translated in parts."""
     batch_tokens: int = _changeable(3072)
     """Number of source tokens in a batch, padding included, counted once for each hypothesis."""
 

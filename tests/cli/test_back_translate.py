@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from common import error_line
@@ -54,6 +55,38 @@ def test_it_writes_pairs(
     sources = Translator.load(reverse.folder, decode=decode)([lines[0], *lines[3:]])
     assert [source for source, _ in pairs] == [source.text for source in sources]
     assert capsys.readouterr().err.endswith("3 pairs; 2 lines left out: blank, or so translated\n")
+
+
+def test_an_interrupted_text_is_continued(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Lines that were left out are not translated again."""
+    lines = ["rot grün", "", "  ", "klein alt", "neu neu blau"]
+    (tmp_path / "x.de").write_text("\n".join(lines) + "\n", "utf-8")
+    text, translate, firsts = f"--text={tmp_path / 'x.de'}", Translator.translate, []
+    main([*command, text])
+    whole = (tmp_path / "x.tsv").read_text("utf-8")
+    (tmp_path / "x.tsv").unlink()
+
+    def interrupted(self: Translator, texts: list[str], *rest: Any, **options: Any) -> Any:
+        firsts.append(options["first"])
+        if len(firsts) == 3:
+            raise KeyboardInterrupt
+        return translate(self, texts, *rest, **options)
+
+    monkeypatch.setattr(Translator, "translate", interrupted)
+    monkeypatch.setattr("transformer_jax.decoding.translator.WINDOW", 2)
+    with pytest.raises(SystemExit):
+        main([*command, text])
+    assert not (tmp_path / "x.tsv").exists()
+    main([*command, text])
+    assert firsts == [1, 3, 5, 5]
+    assert (tmp_path / "x.tsv").read_text("utf-8") == whole
+    assert {path.name for path in tmp_path.iterdir()} == {"x.de", "x.tsv"}
+    assert capsys.readouterr().err.endswith("1 pairs; 0 lines left out: blank, or so translated\n")
 
 
 def test_another_direction(

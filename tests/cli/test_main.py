@@ -23,9 +23,12 @@ from tools.common import config_file as write_config
 from transformer_jax.allocator import ALLOCATOR
 from transformer_jax.attention import kinds, scores
 from transformer_jax.cli.commands import COMMANDS
+from transformer_jax.cli.common import text_output
 from transformer_jax.cli.main import main
 from transformer_jax.config import Config, DecodeConfig, from_json, to_json
+from transformer_jax.decoding.scoring import Scorer
 from transformer_jax.decoding.translator import Translator
+from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, files_below, find_path
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.run import Run
@@ -287,6 +290,75 @@ def test_translations_as_json(
     assert not (tmp_path / "out").exists()
 
 
+def test_options_of_the_search_are_checked_together(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each alone would not fit the run's beam of 4, or of the other option."""
+    (tmp_path / "source").write_text("red\n")
+    command = ["translate", f"--run={finished.folder}", f"--input={tmp_path / 'source'}", "--json"]
+    for options in (["--n-best=5", "--beam=5"], ["--beam=1", "--config.decode.n-best=1"]):
+        main([*command, *options])
+        assert json.loads(capsys.readouterr().out)["line"] == 1
+    assert "n_best=5: must be at most" in error_line([*command, "--n-best=5"], capsys)
+    main(["evaluate", f"--run={finished.folder}", "--config.decode.n-best=4", "--beam=1,2"])
+    assert len(capsys.readouterr().out.splitlines()) == 6
+
+
+def test_an_interrupted_file_is_continued(
+    finished: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """After the whole lines that are there, if the text, the run and the search are the same."""
+    lines = ["red old", "", "blue", "new", "green"]
+    for name, text in (("in", lines), ("prefix", ["", "", "neu", "", "rot"])):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in text))
+    out, seen = tmp_path / "out", []
+    command = ["translate", f"--run={finished.folder}", f"--input={tmp_path / 'in'}", "--json"]
+    command += [f"--prefix={tmp_path / 'prefix'}", "--config.decode.sample=True"]
+    main(command)
+    whole = capsys.readouterr().out
+    translate = Translator.translate
+
+    def interrupted(self: Translator, texts: list[str], *rest: Any, **options: Any) -> Any:
+        seen.append((options["first"], list(texts)))
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return translate(self, texts, *rest, **options)
+
+    monkeypatch.setattr(Translator, "translate", interrupted)
+    monkeypatch.setattr("transformer_jax.decoding.translator.WINDOW", 2)
+    with pytest.raises(SystemExit) as stop:
+        main([*command, f"--output={out}"])
+    assert stop.value.code == 130
+    (part,) = tmp_path.glob("*.part")
+    assert part.read_text() == "".join(whole.splitlines(keepends=True)[:2])
+    with part.open("a") as file:
+        file.write('{"line": 3, "te')
+    main([*command, f"--output={out}", "--config.decode.seed=1"])  # another search
+    assert out.read_text() != whole
+    assert [first for first, _ in seen[2:]] == [1, 3, 5]
+    main([*command, f"--output={out}"])
+    assert out.read_text() == whole
+    assert [first for first, _ in seen[5:]] == [3, 5]
+    assert f"{part}: continues after 2 lines" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"in", "prefix", "out"}
+
+
+def test_a_part_is_written_by_one_process(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with text_output(str(tmp_path / "out"), lambda: 1) as (write, count):
+        assert count == 0
+        write("one")
+        message = "another process writes to it"
+        with pytest.raises(UserError, match=message), text_output(str(tmp_path / "out"), lambda: 1):
+            pass
+        write(None)
+    assert (tmp_path / "out").read_text() == "one\n"
+
+
 def test_lines_before_a_damaged_one_are_translated(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -337,6 +409,23 @@ def test_translation_may_end_while_it_waits_for_lines(
 
 
 @pytest.mark.long
+def test_an_interrupt_that_python_loses_ends_a_process() -> None:
+    """In a callback of a weak reference, as JAX has them, while a thread runs."""
+    program = """if True:
+        import os, signal, threading, time, weakref
+        from transformer_jax.cli.common import end_at_interrupt
+        end_at_interrupt()
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        watched = threading.Lock()
+        interrupt = weakref.ref(watched, lambda _: os.kill(os.getpid(), signal.SIGINT))
+        del watched
+        time.sleep(60)
+    """
+    ended = subprocess.run([sys.executable, "-c", program], timeout=50, check=False)
+    assert ended.returncode == 130
+
+
+@pytest.mark.long
 def test_a_pipe_is_translated_as_lines_arrive_and_may_be_closed(finished: Run) -> None:
     with piped(finished) as process:
         assert process.stdin is not None
@@ -352,9 +441,25 @@ def test_a_pipe_is_translated_as_lines_arrive_and_may_be_closed(finished: Run) -
     assert error == ""
 
 
-def test_a_long_line_is_cut_with_a_warning(finished: Run, caplog: pytest.LogCaptureFixture) -> None:
-    greedy = Translator.load(finished.folder, decode=DecodeConfig(beam=1))
-    assert len(greedy(["red", "red " * 40])) == 2
+def test_a_long_line_is_translated_in_parts_or_cut_with_a_warning(
+    finished: Run,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "input").write_text(f"red\n{'red old. ' * 20}\n")
+    command = ["translate", f"--run={finished.folder}", f"--input={tmp_path / 'input'}", "--json"]
+    main([*command, "--n-best=2", "--beam=2", "--align", "all"])
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert "parts" not in first
+    assert [part["source"] for part in second["parts"]] == ["red old."] * 20
+    assert " ".join(part["text"] for part in second["parts"]) == second["text"]
+    total = sum(part["log_prob"] for part in second["parts"])
+    assert second["log_prob"] == pytest.approx(total)
+    assert all(part["alignment"] for part in second["parts"])
+    assert not caplog.text
+    main([*command, "--truncate"])
+    assert "parts" not in capsys.readouterr().out
     assert "line 2: cut from" in caplog.text
     assert "model.max_length=32" in caplog.text
 
@@ -481,25 +586,65 @@ def test_pairs_are_scored_and_aligned(
     target.write_text(f"{first['text']}\n\n{last['text']}\n")
     main(["score", run_option, pairs])
     out, error = capsys.readouterr()
-    assert [float(line) for line in out.splitlines()[:2]] == [
-        pytest.approx(first["log_prob"], abs=1e-4),
-        0,
-    ]
+    numbers = [float(line) for line in out.splitlines()]
+    assert numbers[1] == 0
     assert re.search(r"\d+ tokens: perplexity [\d.]+\n$", error)
     main(["score", run_option, pairs, "--json"])
-    scored = json.loads(capsys.readouterr().out.splitlines()[0])
-    assert scored["tokens"] == first["tokens"]
-    assert sum(scored["log_probs"]) == pytest.approx(first["log_prob"], abs=1e-4)
+    scored = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     main(["score", run_option, run_option, pairs])  # an ensemble
     assert capsys.readouterr().out.splitlines()[1] == "0.000000"
     main(["align", run_option, pairs])
-    assert capsys.readouterr().out.splitlines() == [first["alignment"], "", last["alignment"]]
+    alignments = capsys.readouterr().out.splitlines()
+    assert alignments[1] == ""
+    scorer = Scorer.load(finished.folder)
+    source_ids = map(scorer.encode, ("red old", "blue new green"))
+    for i, line, ids in zip((0, 2), (first, last), source_ids, strict=True):
+        assert sum(scored[i]["log_probs"]) == pytest.approx(numbers[i], abs=1e-4)
+        # The search may spell a text with other tokens, or without the end symbol.
+        tokens = scorer.tokenizers.target.find
+        (exact,) = scorer.of_ids([(ids, [tokens(piece) for piece in line["tokens"]])])
+        assert line["log_prob"] == pytest.approx(exact.log_prob, abs=1e-4)
+        if scored[i]["tokens"] == line["tokens"]:
+            assert numbers[i] == pytest.approx(line["log_prob"], abs=1e-4)
+            assert alignments[i] == line["alignment"]
     main(["align", run_option, pairs, "--layer=0.1", "--pieces"])
     assert capsys.readouterr().out.count("\n") == 3
     for layers, message in (("9", "layer 9 of cross-attention: does not exist"), ("a", "LAYER.H")):
         assert message in error_line(["align", run_option, pairs, f"--layer={layers}"], capsys)
     target.write_text("rot\n")
     assert "has 3 lines and" in error_line(["score", run_option, pairs], capsys)
+
+
+def test_each_pair_has_a_line_also_if_it_has_no_score(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Blank, or longer than the model: as if it were not there for the others."""
+    pairs = ["red\trot", "\trot", f"{'red ' * 99}\trot", f"red\t{'rot ' * 99}", "\t", "red\trot"]
+    data = tmp_path / "pairs.tsv"
+    data.write_text("".join(f"{pair}\n" for pair in pairs))
+    command = [f"--run={finished.folder}", f"--data={data}"]
+    main(["score", *command])
+    out, error = capsys.readouterr()
+    lines = out.split("\n")
+    assert len(lines) == 7
+    assert float(lines[0]) == float(lines[5]) < 0
+    assert float(lines[4]) == 0
+    assert [line.partition("\t")[0] for line in lines[1:4]] == ["nan"] * 3
+    assert lines[1].endswith("\thas a target, but a blank source; give both")
+    first = f"3 pairs left out; the first: {data}, line 2: has a target, but a blank source; give"
+    assert first in error
+    assert "2 tokens: perplexity" not in error
+    main(["score", *command, "--json"])
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["line"] for record in records] == [1, 2, 3, 4, 5, 6]
+    assert [record["log_prob"] is None for record in records] == [False, *[True] * 3, False, False]
+    assert all("must be at most 31" in record["reason"] for record in records[2:4])
+    main(["align", *command])
+    out, error = capsys.readouterr()
+    alignments = out.split("\n")
+    assert alignments[1:5] == [""] * 4
+    assert alignments[0] == alignments[5] != ""
+    assert first in error
 
 
 BAD_OPTIONS = {

@@ -14,9 +14,13 @@ from common import build, make_batch, tiny
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.ensemble import make_step, prefill
+from transformer_jax.decoding.scoring import Scorer
+from transformer_jax.decoding.trained import Member
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.runs.run import Run
+from transformer_jax.text.corpus import Corpus
+from transformer_jax.training.validation import evaluate
 
 LINES = ["red old", "blue new green"]
 
@@ -64,6 +68,25 @@ def test_an_ensemble_of_one_run_twice_is_that_run(finished: Run, beam: int) -> N
     for ours, theirs in zip(one, two, strict=True):
         assert ours.text == theirs.text
         np.testing.assert_allclose(ours.hypotheses[0].score, theirs.hypotheses[0].score, atol=1e-5)
+
+
+def test_the_loss_of_an_ensemble_is_that_of_its_mean_probabilities(finished: Run) -> None:
+    """In both orders."""
+    (corpus,) = finished.config.data.dev
+    sources, targets = zip(*Corpus(corpus).pairs(), strict=True)
+    first, last = finished.params(), finished.params(finished.newest_steps()[0])
+    of = partial(Translator, finished.config, finished.tokenizers)
+    losses = [
+        next(evaluate(of(one, others=[Member(finished.config.model, other)]), [corpus])).scores
+        for one, other in ((first, last), (last, first))
+    ]
+    both = Scorer(
+        finished.config, finished.tokenizers, first, others=[Member(finished.config.model, last)]
+    )
+    scored = both(sources, targets)
+    wanted = -sum(pair.log_prob for pair in scored) / sum(len(pair.ids) for pair in scored)
+    for each in losses:
+        np.testing.assert_allclose(each["loss"], wanted, rtol=1e-5)
 
 
 def test_runs_of_other_tokenizers_are_refused(finished: Run, other_ids: Run) -> None:

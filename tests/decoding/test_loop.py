@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections import Counter
+from concurrent import futures
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -159,3 +160,30 @@ def test_speed_is_measured_without_compilation(
     monkeypatch.setattr(validation, "time", fake)
     (scored,) = validation.evaluate(loaded, finished.config.data.dev)
     assert scored.scores["sentences_per_s"] == len(scored.outputs) / 2
+
+
+def test_an_interrupt_waits_for_no_program(finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads run programs meanwhile, and begin no other."""
+    one = translator_of(finished, 64, beam=2)
+    release, began, calls = threading.Event(), threading.Event(), []
+
+    def waiting(self: Any, phase: str, *_: Any) -> Any:
+        calls.append(phase)
+        began.set()
+        release.wait(60)
+        raise AssertionError("of a thread to which nobody listens")
+
+    def interrupted(self: Any) -> Any:
+        began.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop.Loop, "_call", waiting)
+    monkeypatch.setattr(futures.Future, "result", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        one(LINES)
+    assert not release.is_set()
+    release.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("search"):
+            thread.join(60)
+    assert len(calls) <= translator.THREADS

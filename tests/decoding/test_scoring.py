@@ -1,5 +1,6 @@
 """Scores of given pairs: those of the search itself, token by token, and alignments."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -45,11 +46,20 @@ def test_text_is_scored_with_its_end_symbol(translator: Translator) -> None:
     assert one.ids == (*translator.tokenizers.target.encode("rot alt"), EOS)
     assert other.ids == (EOS,)
     assert blank.ids == ()
-    with pytest.raises(UserError, match="line 8: has a target, but a blank source; give both"):
-        Scorer.like(translator)(["red", ""], ["rot", "alt"], first=7)
-    most = "line 1: its target has [0-9]+ tokens; must be at most [0-9]+ .model.max_length="
-    with pytest.raises(UserError, match=most):
-        Scorer.like(translator)(["red"], ["rot " * 200])
+
+
+def test_pairs_without_a_score_have_a_reason(translator: Translator) -> None:
+    """They do not end the scoring of the others."""
+    sources = ["red", "", "red", "red " * 200, "red"]
+    targets = ["rot", "alt", "rot " * 200, "rot", "rot"]
+    first, blank, *long, last = Scorer.like(translator)(sources, targets)
+    assert first.log_prob == pytest.approx(last.log_prob, abs=1e-5)
+    assert first.reason is last.reason is None
+    assert blank.reason == "has a target, but a blank source; give both"
+    for pair, side in zip(long, ("target", "source"), strict=True):
+        assert pair.reason is not None
+        assert re.fullmatch(rf"its {side} has \d+ tokens; must be at most 31", pair.reason)
+    assert all(np.isnan(pair.log_prob) for pair in (blank, *long))
 
 
 def test_attention_is_that_of_the_chosen_heads(translator: Translator) -> None:

@@ -168,3 +168,47 @@ def test_lengths_and_suppressed_pieces_bound_the_output(finished: Run) -> None:
     assert all(free[0][0] not in output for output in ids(suppress=(piece,)))
     with pytest.raises(UserError, match="piece 'nothing': is not in the tokenizer's vocabulary"):
         ids(suppress=("nothing",))
+
+
+LONG = "red old. " * 20
+"""A line that is longer than the model."""
+
+
+def test_a_long_line_is_translated_in_parts(finished: Run) -> None:
+    """Each as if it were a line, with the prefix at the beginning. It counts once."""
+    translator = Translator.load(finished.folder, decode=DecodeConfig(beam=2, n_best=2))
+    counts: list[int] = []
+    short, long, blank = translator.translate(["red old.", LONG, " "], done=counts.append)
+    assert sum(counts) == 3
+    assert long == " ".join([short] * 20)
+    assert long.source == LONG
+    assert (short.parts, blank.parts) == ((), ())
+    assert len(long.parts) == 20
+    for one, several in zip(short.hypotheses, long.hypotheses, strict=True):
+        assert several.text == " ".join([one.text] * 20)
+        assert several.ids == one.ids * 20
+        np.testing.assert_allclose(several.log_prob, 20 * one.log_prob, rtol=1e-5)
+        np.testing.assert_allclose(several.score, 20 * one.score, rtol=1e-5)
+    (begun,) = translator.translate([LONG], ["neu"])
+    assert begun.parts[0].startswith("neu")
+    assert begun.parts[1:] == long.parts[1:]
+    with pytest.raises(UserError, match="line 7: is too long for phrases; give it as several"):
+        translator.translate([LONG], phrases=[["neu"]], first=7)
+
+
+def test_parts_stand_as_they_did(finished: Run) -> None:
+    """Without a space between sentences that had none."""
+    translator = Translator.load(finished.folder, decode=DecodeConfig(beam=1))
+    long = translator("red。blue old！ " * 9)
+    assert len(long.parts) == 18
+    pairs = [f"{long.parts[i]}{long.parts[i + 1]}" for i in range(0, 18, 2)]
+    assert long == " ".join(pairs)
+
+
+def test_samples_of_parts_depend_on_the_line(finished: Run) -> None:
+    decode = DecodeConfig(sample=True, n_best=2, seed=1)
+    translator = Translator.load(finished.folder, decode=decode)
+    long, short = translator([LONG, "blue new"])
+    other = list(translator.stream(["blue new"], first=2))
+    assert [each.text for each in short.hypotheses] == [each.text for each in other[0].hypotheses]
+    assert len(long.parts) == 20

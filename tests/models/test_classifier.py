@@ -19,6 +19,8 @@ from transformer_jax.config import (
     TokenizerConfig,
     TrainConfig,
 )
+from transformer_jax.decoding.attention_weights import attention_weights, choose_view
+from transformer_jax.decoding.scoring import Scorer
 from transformer_jax.decoding.strategies import Lines, make_search
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
@@ -187,6 +189,30 @@ def test_the_loop_trains_it(tmp_path: Path) -> None:
     outputs = Translator.load(trained.folder)(["red old new", "", "blue purple"])
     assert outputs[1] == ""
     assert all({*output.split()} <= {*WORDS.values()} for output in outputs), outputs
+
+
+def test_pairs_are_scored_and_their_attention_is_shown(tmp_path: Path) -> None:
+    """Of a classifier with few labels, whose targets are shorter than any batch of sentences."""
+    config = corpus_file(tmp_path / "colors.tsv")
+    setup = prepare(config)
+    _, params = build(config.model, *setup.tokenizers.sizes)
+    translator = Translator(config, setup.tokenizers, params, heads=[(0, None)])
+    (output,) = translator(["red old new"])
+    best = output.hypotheses[0]
+    assert len(best.ids) <= 3
+    (score,) = Scorer.like(translator, [(0, 1)]).of_ids(
+        [(translator.encode(output.source), best.ids)]
+    )
+    np.testing.assert_allclose(score.log_prob, best.log_prob, atol=1e-4)
+    assert score.attention is not None
+    shown = attention_weights(translator, "red old new", "rot neu")
+    assert choose_view(shown).attention == "cross"
+    assert shown.layers["cross"][0].shape == (2, 3, 4)
+    (pair,) = Scorer.like(translator, [(0, 1)])(["red old new"], ["rot neu"])
+    assert pair.attention is not None
+    np.testing.assert_allclose(pair.attention, shown.layers["cross"][0][1], atol=1e-6)
+    (many,) = Scorer.like(translator)(["red"], ["rot neu alt"])
+    assert many.reason == "its target has 3 tokens; must be at most 2"
 
 
 def test_more_labels_than_the_model_has_are_refused(tmp_path: Path) -> None:

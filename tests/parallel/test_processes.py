@@ -239,7 +239,7 @@ def test_two_processes_translate_as_one(fixtures: Path) -> None:
     """Each sentence once, in order. Process 0 alone reads, writes and warns."""
     sources, wanted, _ = zip(*rows(fixtures)[:4], strict=True)
     lines = [*sources, "", "red " * 40]
-    command = ["translate", f"--run={fixtures / 'run'}", "--beam=1", "--processes=2"]
+    command = ["translate", f"--run={fixtures / 'run'}", "--beam=1", "--processes=2", "--truncate"]
     translating = begin(*command)
     out, error = translating.communicate("".join(f"{line}\n" for line in lines), timeout=200)
     assert translating.returncode == 0, error

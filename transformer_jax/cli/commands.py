@@ -117,7 +117,7 @@ class Translate(SearchOptions):
 
     short = ("alpha", "penalty", "n-best")
 
-    beam: Annotated[int | None, arg(metavar="N")] = None
+    beam: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """Beam size; also --n-best, --penalty, --alpha."""
     input: str = "-"
     """Text file; -: standard input."""
@@ -127,6 +127,8 @@ class Translate(SearchOptions):
     """Text file of how each output begins."""
     phrases: Annotated[str | None, arg(metavar="FILE")] = None
     """Phrases of each output, tabs between."""
+    truncate: bool = False
+    """Cut lines too long for the model."""
     align: Annotated[tuple[str, ...], several("LAYER")] = ()
     """What aligns words, or all; needs --json."""
     json: bool = False

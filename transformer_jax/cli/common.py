@@ -2,11 +2,13 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,8 +19,8 @@ from transformer_jax.config import Config, MeshConfig, did_you_mean
 from transformer_jax.decoding.scoring import HeadSelection
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.files import local_path, write_whole
-from transformer_jax.parallel.processes import broadcast, join, require_same_everywhere
+from transformer_jax.files import json_digest, local_path, named, write_whole
+from transformer_jax.parallel.processes import broadcast, join, leave, require_same_everywhere
 from transformer_jax.parallel.program_cache import cache_programs
 from transformer_jax.runs import run
 from transformer_jax.text.files import read_lines, uncompressed_name
@@ -40,6 +42,18 @@ def load_user_code(options: ModelOptions, config: Config) -> None:
         search_current_folder()
     for module in options.modules:
         import_module("--import", module)
+
+
+def end_at_interrupt() -> None:
+    """Makes SIGINT end this process within a second, also while its threads run programs, and where
+    Python loses the exception, as in callbacks of weak references."""
+
+    def end(number: int, frame: Any) -> None:
+        leave(128 + number, soon=True)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not of a launcher
+        signal.signal(signal.SIGINT, end)
 
 
 def join_processes(options: ProcessOptions) -> None:
@@ -90,15 +104,16 @@ def load_translator(
     First joins the other processes, if the options name a coordinator.
     """
     _require_search(arguments)
+    end_at_interrupt()
     join_processes(options)
     loaded, *others = map(run.load, options.run)
     if others and options.step is not None:
         raise UserError(f"--step={options.step}: needs one --run, not {len(options.run)}")
     set_up(options, loaded.config)
-    changes = {name: value for name, value in changes.items() if value is not None}
-    config = arguments.resolve(loaded.config)
-    decode = dataclasses.replace(config.decode, **changes)
-    config = dataclasses.replace(config, decode=decode, mesh=make_mesh_config(options.mesh))
+    options_of_search = [f"--config.decode.{k}={v}" for k, v in changes.items() if v is not None]
+    overrides = [*arguments.overrides, *options_of_search]  # which are checked together
+    config = arguments._replace(overrides=overrides).resolve(loaded.config)
+    config = dataclasses.replace(config, mesh=make_mesh_config(options.mesh))
     require_same_everywhere(config, {})
     # All take the coordinator's choice, since training may save a better checkpoint meanwhile.
     step = broadcast(loaded.best_step() if options.step is None else options.step)
@@ -157,22 +172,71 @@ def output_file(name: str) -> Path:
     return path
 
 
+LEFT_OUT = "\r"
+"""The line of an input that has no line in the output, as long as that is not whole. Outputs hold
+no carriage return."""
+
+Write = Callable[[str | None], None]
+"""Writes a line; None: there is none for this input."""
+
+
 @contextlib.contextmanager
-def text_output(path: str) -> Iterator[IO[str]]:
-    """Opens standard output ("-"), a device, or a file that is written whole or not at all."""
+def text_output(path: str, depends_on: Callable[[], Any]) -> Iterator[tuple[Write, int]]:
+    """Opens standard output ("-"), a device, or a file, which is there once it is whole.
+
+    Until then its lines are in NAME.DIGEST.part, to which a later call adds if the digest, of what
+    they depend on, is the same. Yields a function that writes, and the number of inputs whose lines
+    are there already.
+    """
     if path == "-":
-        yield sys.stdout
-        sys.stdout.flush()
+        yield _writing_to(sys.stdout), 0
         return
     file = output_file(path)
     if end := path.removeprefix(uncompressed_name(path)):
         raise UserError(f"--output={path}: is written as plain text; name it without {end}")
     if file.exists() and not file.is_file():
-        with file.open("w", encoding="utf-8") as output:
-            yield output
-    else:
-        with write_whole(file) as output:
-            yield output
+        with file.open("w", encoding="utf-8") as device:
+            yield _writing_to(device), 0
+        return
+    part = file.with_name(f"{file.name}.{json_digest(depends_on())[:12]}.part")
+    with named(file, part), part.open("a+", encoding="utf-8", newline="\n") as output:
+        count = _resume(output)
+        try:
+            yield _writing_to(output, LEFT_OUT), count
+        except BaseException:
+            if not part.stat().st_size:
+                part.unlink()
+            raise
+        output.seek(0)
+        with write_whole(file) as whole:
+            whole.writelines(line for line in output if line != f"{LEFT_OUT}\n")
+        part.unlink()
+
+
+def _writing_to(file: Any, left_out: str | None = None) -> Write:
+    def write(line: str | None) -> None:
+        line = left_out if line is None else line
+        if line is not None:
+            print(line, file=file, flush=True)
+
+    return write
+
+
+def _resume(part: TextIO) -> int:
+    """Returns the number of whole lines of a file, and removes what follows them.
+
+    UserError: another process writes to it.
+    """
+    try:
+        fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UserError(f"{part.name}: another process writes to it; wait for its end") from error
+    part.buffer.seek(0)
+    lengths = [len(line) for line in part.buffer if line.endswith(b"\n")]
+    part.buffer.truncate(sum(lengths))
+    if lengths:
+        print(f"{part.name}: continues after {len(lengths):,} lines", file=sys.stderr)
+    return len(lengths)
 
 
 def _require_search(arguments: ConfigArguments) -> None:

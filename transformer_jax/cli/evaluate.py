@@ -10,11 +10,12 @@ from typing import Any
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Evaluate
-from transformer_jax.cli.common import load_translator, progress, text_output
+from transformer_jax.cli.common import load_translator, output_file, progress
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.decoding.evaluation import compare, line_scores, require_language
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError, printable
+from transformer_jax.files import write_whole
 from transformer_jax.parallel.processes import is_coordinator
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.text.files import read_lines
@@ -43,7 +44,10 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
     ]
     decode = translator.config.decode
     pairs = itertools.product(beams or [decode.beam], alphas or [decode.alpha])
-    searches = [dataclasses.replace(decode, beam=beam, alpha=alpha) for beam, alpha in pairs]
+    n_best = decode.n_best if decode.sample else 1
+    searches = [
+        dataclasses.replace(decode, beam=beam, alpha=alpha, n_best=n_best) for beam, alpha in pairs
+    ]
     for result in _evaluations(options, translator, corpora, searches, others):
         if not is_coordinator():
             continue
@@ -81,12 +85,14 @@ def _evaluations(
     those of several."""
     if options.output is not None and (count := len(searches) * len(corpora)) > 1:
         raise UserError(f"--output={options.output}: needs one corpus and search, not {count}")
-    path = options.output if options.output is not None and is_coordinator() else os.devnull
+    path = None if options.output is None else output_file(options.output)
     count = len(searches) * sum(_count(name, translator.config) for name in corpora)
-    with text_output(path) as output, progress(count, path) as advance:
+    with progress(count, options.output or os.devnull) as advance:
         language = options.language
         for result in evaluate(translator, corpora, language, searches, others, advance):
-            output.writelines(f"{line}\n" for line in result.outputs)
+            if path is not None and is_coordinator():
+                with write_whole(path) as file:
+                    file.writelines(f"{line}\n" for line in result.outputs)
             yield result
 
 

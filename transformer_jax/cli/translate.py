@@ -7,20 +7,33 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Align, BackTranslate, PairOptions, Score, Translate
 from transformer_jax.cli.common import load_translator, parse_layers, progress, text_output
-from transformer_jax.config import Config
+from transformer_jax.config import Config, to_json
 from transformer_jax.decoding.alignment import align_pieces, pharaoh
-from transformer_jax.decoding.scoring import SAMPLED, Scorer, require_direction, require_vocabulary
+from transformer_jax.decoding.scoring import (
+    SAMPLED,
+    PairScore,
+    Scorer,
+    require_direction,
+    require_vocabulary,
+)
 from transformer_jax.decoding.translator import WINDOW, Translation, Translator
-from transformer_jax.errors import UserError
-from transformer_jax.parallel.processes import is_coordinator, require_same_everywhere, share_errors
+from transformer_jax.errors import UserError, printable
+from transformer_jax.parallel.processes import (
+    broadcast,
+    is_coordinator,
+    require_same_everywhere,
+    share_errors,
+)
+from transformer_jax.runs import checkpoint, run
 from transformer_jax.text.corpus import Corpus
-from transformer_jax.text.files import read_lines
+from transformer_jax.text.files import make_rereadable, read_lines, text_digest
 from transformer_jax.text.tokenizer import Tokenizer
 
 
@@ -30,30 +43,51 @@ def translate(options: Translate, arguments: ConfigArguments) -> None:
     if heads is not None and not options.json:
         raise UserError("--align: needs --json; plain output has a line for each")
     _require_apart([options.input, options.prefix, options.phrases])
-    translator = load_translator(options, arguments, heads, beam=options.beam)
+    changes = {"beam": options.beam, "truncate": options.truncate or None}
+    translator = load_translator(options, arguments, heads, **changes)
     n_best = translator.config.decode.n_best
     if n_best > 1 and not options.json:
         raise UserError(f"decode.n_best={n_best}: needs --json; plain output has a line for each")
-    prefixes = None if options.prefix is None else read_lines(options.prefix)
-    phrases = None
-    if options.phrases is not None:
-        phrases = (text.split("\t") for text in read_lines(options.phrases))
+    inputs = options.input, options.prefix, options.phrases
+    files, form = [name for name in inputs if name is not None], (options.json, options.align)
+    depends_on = partial(_depends_on, options.run, translator, files, form)
     path = options.output if is_coordinator() else os.devnull
     with (
         share_errors(),
-        text_output(path) as output,
+        text_output(path, depends_on) as (write, count),
         progress(options.input, options.output) as advance,
     ):
-        lines = translator.stream(read_lines(options.input), prefixes, phrases, done=advance)
-        for number, translation in enumerate(lines, 1):
+        count = broadcast(count)
+        advance(count)
+        texts, prefixes, phrases = (
+            None if name is None else itertools.islice(read_lines(name), count, None)
+            for name in inputs
+        )
+        phrases = None if phrases is None else (text.split("\t") for text in phrases)
+        lines = translator.stream(texts or (), prefixes, phrases, first=count + 1, done=advance)
+        for number, translation in enumerate(lines, count + 1):
             text = translation.text
             if options.json:
                 record = {"line": number} | _record(translator, translation)
                 text = json.dumps(record, ensure_ascii=False)
-            print(text, file=output, flush=True)
+            write(text)
         for name, left in ((options.prefix, prefixes), (options.phrases, phrases)):
             if is_coordinator() and left is not None and next(left, None) is not None:
                 raise UserError(f"{name}: has more lines than the input; must have one for each")
+
+
+def _depends_on(
+    runs: Sequence[str], translator: Translator, files: Sequence[str], form: Any = None
+) -> Any:
+    """Returns what an output depends on: the config, the digests of the parameters and of the text
+    in these files, and its form."""
+    for name in files:
+        make_rereadable(name)
+    weights = [
+        checkpoint.digest(run.load(folder).checkpoints, step, "weights")
+        for folder, step in zip(runs, translator.steps, strict=True)
+    ]
+    return to_json(translator.config), weights, [text_digest(name).hex() for name in files], form
 
 
 def _require_apart(names: Sequence[str | None]) -> None:
@@ -65,7 +99,10 @@ def _require_apart(names: Sequence[str | None]) -> None:
 
 
 def _record(translator: Translator, translation: Translation) -> dict[str, Any]:
-    """Returns the JSON object of a line: its best hypothesis, and all if more are asked for."""
+    """Returns the JSON object of a line: its best hypothesis, and all if more are asked for.
+
+    That of a line that is translated in parts has those of the parts, too.
+    """
     source = translator.tokenizers.source.pieces(translator.encode(translation.source))
     hypotheses: list[dict[str, Any]] = []
     for hypothesis in translation.hypotheses:
@@ -82,6 +119,11 @@ def _record(translator: Translator, translation: Translation) -> dict[str, Any]:
                 record[name] = pharaoh(alignment)
         hypotheses.append(record)
     more = {"n_best": hypotheses} if translator.config.decode.n_best > 1 else {}
+    if translation.parts:
+        more["parts"] = [
+            {"source": part.source.strip()} | _record(translator, part)
+            for part in translation.parts
+        ]
     return hypotheses[0] | more
 
 
@@ -93,14 +135,26 @@ def back_translate(options: BackTranslate, arguments: ConfigArguments) -> None:
     require_direction(translator, list(itertools.islice(corpus.pairs(), SAMPLED)))
     path = options.output if is_coordinator() else os.devnull
     left_out, written = 0, 0
-    with share_errors(), text_output(path) as output, progress(options.text, path) as advance:
-        lines = _source_lines(options.text, translator.tokenizers.source)
-        for translation in translator.stream(lines, done=advance):
-            if translation and translation.source.strip():
-                print(translation, translation.source.replace("\t", " "), sep="\t", file=output)
-                written += 1
-            else:
-                left_out += 1
+
+    with share_errors():
+        if is_coordinator():
+            _require_text(options.text, translator.tokenizers.source)
+        depends_on = partial(_depends_on, options.run, translator, [options.text])
+        with (
+            text_output(path, depends_on) as (write, count),
+            progress(options.text, path) as advance,
+        ):
+            count = broadcast(count)
+            advance(count)
+            lines = itertools.islice(read_lines(options.text), count, None)
+            for translation in translator.stream(lines, first=count + 1, done=advance):
+                source = translation.source.replace("\t", " ")
+                if translation and source.strip():
+                    write(f"{translation}\t{source}")
+                    written += 1
+                else:
+                    write(None)
+                    left_out += 1
     if is_coordinator():
         print(
             f"{written:,} pairs; {left_out:,} lines left out: blank, or so translated",
@@ -108,63 +162,69 @@ def back_translate(options: BackTranslate, arguments: ConfigArguments) -> None:
         )
 
 
-def _source_lines(path: str, tokenizer: Tokenizer) -> Iterator[str]:
-    """Yields the lines of a text. UserError: it has none with text, or is of another language."""
-    if Path(path).is_file():  # A line that is not UTF-8 is found before hours of translation.
-        for _ in read_lines(path):
-            pass
-    lines, ahead = itertools.tee(read_lines(path))
-    texts = list(itertools.islice(filter(str.strip, ahead), SAMPLED))
-    del ahead  # for which all lines would be kept
-    if not texts:
+def _require_text(path: str, tokenizer: Tokenizer) -> None:
+    """UserError: a text cannot be read, has no line with text, or is of another language."""
+    make_rereadable(path)
+    texts = filter(str.strip, read_lines(path))
+    sample = list(itertools.islice(texts, SAMPLED))
+    if not sample:
         raise UserError(f"--text {path}: empty; must hold at least one line of text")
-    require_vocabulary(tokenizer, texts)
-    yield from lines
+    require_vocabulary(tokenizer, sample)
+    for _ in texts:  # A line that is not UTF-8 is found before hours of translation.
+        pass
 
 
 def score(options: Score, arguments: ConfigArguments) -> None:
     """Prints a line for each pair, and on standard error the perplexity of all."""
     translator = load_translator(options, arguments)
-    scorer, pieces = Scorer.like(translator), translator.tokenizers.target.pieces
+    pieces = translator.tokenizers.target.pieces
     total, tokens = 0.0, 0
-    for first, sources, targets in _windows(options, translator.config):
-        for number, pair in enumerate(scorer(sources, targets, first), first):
+    for number, _, pair in _scores(options, translator.config, Scorer.like(translator)):
+        line = f"nan\t{pair.reason}" if pair.reason else f"{pair.log_prob:.6f}"
+        if options.json:
+            each = {"tokens": pieces(pair.ids), "log_probs": pair.log_probs}
+            more = {"log_prob": None, "reason": pair.reason} if pair.reason else each
+            record = {"line": number, "log_prob": pair.log_prob} | more
+            line = json.dumps(record, ensure_ascii=False)
+        if not pair.reason:
             total, tokens = total + pair.log_prob, tokens + len(pair.ids)
-            line = f"{pair.log_prob:.6f}"
-            if options.json:
-                record = {"line": number, "log_prob": pair.log_prob}
-                each = {"tokens": pieces(pair.ids), "log_probs": pair.log_probs}
-                line = json.dumps(record | each, ensure_ascii=False)
-            if is_coordinator():
-                print(line)
+        if is_coordinator():
+            print(line, flush=True)
     if is_coordinator():
         perplexity = math.exp(min(-total / max(tokens, 1), 700.0))
         print(f"{tokens:,} tokens: perplexity {perplexity:.4f}", file=sys.stderr)
 
 
 def align(options: Align, arguments: ConfigArguments) -> None:
-    """Prints the alignment of each pair; that of blank lines is blank."""
+    """Prints the alignment of each pair; that of blank lines, or of too long ones, is blank."""
     translator = load_translator(options, arguments)
     scorer = Scorer.like(translator, parse_layers("--layer", options.layer))
     of_source, of_target = (side.pieces for side in translator.tokenizers)
-    for first, sources, targets in _windows(options, translator.config):
-        for number, pair in enumerate(scorer(sources, targets, first), first):
-            pieces = of_source(translator.encode(sources[number - first])), of_target(pair.ids)
-            assert pair.attention is not None
-            alignment = align_pieces(pair.attention, *pieces, words=not options.pieces)
-            if is_coordinator():
-                print(pharaoh(alignment))
+    for _, source, pair in _scores(options, translator.config, scorer):
+        pieces = of_source(translator.encode(source)), of_target(pair.ids)
+        assert pair.attention is not None
+        alignment = align_pieces(pair.attention, *pieces, words=not options.pieces)
+        if is_coordinator():
+            print(pharaoh(alignment), flush=True)
 
 
-def _windows(
-    options: PairOptions, config: Config
-) -> Iterator[tuple[int, tuple[str, ...], tuple[str, ...]]]:
-    """Yields the pairs of corpora in windows: the number of the first line, sources, targets."""
+def _scores(
+    options: PairOptions, config: Config, scorer: Scorer
+) -> Iterator[tuple[int, str, PairScore]]:
+    """Yields the number of each line of the corpora, its source and its score. In the end, prints
+    on standard error how many have none."""
+    left_out: list[str] = []
     for name in options.data or config.data.dev:
         corpus = Corpus(name, "validation", config.data.fields)
         require_same_everywhere(config, {name: corpus.digest})
-        pairs, first = iter(corpus.pairs()), 1
+        pairs, numbers = iter(corpus.pairs()), itertools.count(1)
         while window := list(itertools.islice(pairs, WINDOW)):
             sources, targets = zip(*window, strict=True)
-            yield first, sources, targets
-            first += len(window)
+            for source, pair in zip(sources, scorer(sources, targets), strict=True):
+                number = next(numbers)
+                if pair.reason:
+                    left_out.append(f"{name}, line {number}: {pair.reason}")
+                yield number, source, pair
+    if left_out and is_coordinator():
+        message = f"{len(left_out):,} pairs left out; the first: {left_out[0]}"
+        print(printable(message), file=sys.stderr)

@@ -11,13 +11,12 @@ from jaxtyping import Float
 from transformer_jax.decoding.trained import TrainedModel
 from transformer_jax.errors import UserError
 from transformer_jax.models.quantization import dequantize
-from transformer_jax.special_ids import EOS
 from transformer_jax.types import Batch
 
 ATTENTIONS = {
     "encoder": r"encoder/(\d+)/self_attention",
     "decoder": r"decoder/(\d+)/self_attention",
-    "cross": r"decoder/(\d+)/cross_attention",
+    "cross": r"(?:decoder/(\d+)|labels)/cross_attention",
 }
 """The model's attentions, with the names of their layers in `ModelOutput.weights`."""
 
@@ -47,14 +46,13 @@ class View(NamedTuple):
 def attention_weights(model: TrainedModel, source: str, target: str) -> SentenceWeights:
     """Returns the weights with which a model, or the first of an ensemble, reads a pair.
 
-    Both sentences are cut to the greatest length of the model. UserError: the source is blank, or
-    no layer computes weights.
+    UserError: the source is blank, a sentence is too long for the model, or no layer computes
+    weights.
     """
     tokenizers, config = model.tokenizers, model.model.config
-    ids = model.encode(source, 1)
-    if not ids:
+    if not tokenizers.source.encode(source):
         raise UserError("the sentence is blank; give one with words")
-    outputs = [*tokenizers.target.encode(target)[: model.max_length - 1], EOS]
+    ids, outputs = model.encode_pair(source, target)
     inputs = [config.decoder_start_id, *outputs[:-1]]
     batch = Batch(*(np.array([row], np.int32) for row in (ids, inputs, outputs)))
     network = model.model.clone(kernel="reference", shards=1)  # the kernel that computes weights
@@ -64,7 +62,7 @@ def attention_weights(model: TrainedModel, source: str, target: str) -> Sentence
     for attention, pattern in ATTENTIONS.items():
         for name, weights in output.weights.items():
             if match := re.fullmatch(pattern, name):
-                layers.setdefault(attention, {})[int(match[1])] = np.asarray(weights[0])
+                layers.setdefault(attention, {})[int(match[1] or 0)] = np.asarray(weights[0])
     if not layers:
         raise UserError("no layer of the model computes attention weights")
     pieces = tokenizers.source.pieces(ids), tokenizers.target.pieces(outputs)

@@ -53,7 +53,7 @@ class Loop:
         self._hypotheses: dict[Sentence, Row] = {}
         # For each pending sentence the arrays of those that left a search together, and its row.
         self._pending: dict[Sentence, tuple[Any, int]] = {}
-        self._failed = False
+        self._over = False  # a thread has failed, or the caller was interrupted
         self._compiling = 0.0  # seconds, of all threads
         self._changed = threading.Condition()  # guards all of these, and calls of `done`
 
@@ -65,9 +65,13 @@ class Loop:
         if self.threads == 1:
             self._run_jobs()
         else:
-            with ThreadPoolExecutor(self.threads, "search") as pool:
+            pool = ThreadPoolExecutor(self.threads, "search")
+            try:
                 for thread in [pool.submit(self._run_jobs) for _ in range(self.threads)]:
                     thread.result()
+            finally:  # An interrupt does not wait for the programs that run, and no other begins.
+                self._over = True
+                pool.shutdown(wait=False)
         return [
             [self._hypotheses[Sentence(i, row)] for row in range(np.shape(lines.source)[0])]
             for i, lines in enumerate(self.batches)
@@ -79,20 +83,19 @@ class Loop:
         return self._compiling / min(self.threads, max(len(self.batches), 1))
 
     def _run_jobs(self) -> None:
-        """Runs jobs until all sentences are done, or a thread has failed."""
+        """Runs jobs until all sentences are done, or the search is over for another reason."""
         try:
             while (job := self._next_job()) is not None:
                 self._search(job)
-        except BaseException:
+        finally:  # Whatever the reason, there are no more jobs.
             with self._changed:
-                self._failed = True
+                self._over = True
                 self._changed.notify_all()
-            raise
 
     def _next_job(self) -> Job | None:
         """Returns the next job, once there is one; None: there will be none."""
         with self._changed:
-            while not (self._failed or self._scheduler.is_over):
+            while not (self._over or self._scheduler.is_over):
                 if (job := self._scheduler.next_job()) is not None:
                     return job
                 self._changed.wait()

@@ -18,7 +18,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.models.quantization import dequantize
 from transformer_jax.models.transformer import Model
 from transformer_jax.parallel.compile import compile_function
-from transformer_jax.special_ids import EOS, PAD
+from transformer_jax.special_ids import PAD
 from transformer_jax.text.corpus import Pair
 from transformer_jax.text.tokenizer import Tokenizer
 from transformer_jax.types import Batch, Params
@@ -35,6 +35,7 @@ class PairScore(NamedTuple):
     ids: tuple[int, ...]  # of the target, with the end symbol
     log_probs: tuple[float, ...]  # of each id
     attention: np.ndarray | None  # [T, S], for each id of the target and of the source
+    reason: str | None = None  # why there is no score; `log_prob` is then nan
 
 
 class Scorer(TrainedModel):
@@ -64,38 +65,39 @@ class Scorer(TrainedModel):
         self._heads = heads
         self._score = compile_function(make_score(self.models, heads), self.mesh)
 
-    def __call__(
-        self, sources: Sequence[str], targets: Sequence[str], first: int = 1
-    ) -> list[PairScore]:
-        """Returns the score of each pair; that of two blank lines is 0.
+    def __call__(self, sources: Sequence[str], targets: Sequence[str]) -> list[PairScore]:
+        """Returns the score of each pair; that of two blank lines is 0, and that of a pair that
+        `encode_pair` refuses is nan, with the reason.
 
-        first: number of the first line, for messages. UserError: a target is too long, or its
-        source is blank, or there are more of one than of the other.
+        UserError: there are more sources than targets, or fewer.
         """
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources and {len(targets)} targets: must be as many")
         pairs: list[tuple[list[int], list[int]]] = []
-        for number, (source, target) in enumerate(zip(sources, targets, strict=True), first):
-            ids, limit = self.tokenizers.target.encode(target), self.max_length - 1
-            if len(ids) > limit:
-                raise UserError(
-                    f"line {number}: its target has {len(ids)} tokens; must be at most {limit} "
-                    f"(model.max_length={limit + 1})"
-                )
-            source_ids = self.encode(source, number)
-            if ids and not source_ids:
-                raise UserError(f"line {number}: has a target, but a blank source; give both")
-            pairs.append((source_ids, [*ids, EOS] if source_ids else []))
-        return self.of_ids(pairs)
+        reasons: dict[int, str] = {}
+        for i, pair in enumerate(zip(sources, targets, strict=True)):
+            try:
+                pairs.append(self.encode_pair(*pair))
+            except UserError as error:
+                pairs.append(([], []))
+                reasons[i] = str(error)
+        scores = self.of_ids(pairs)
+        for i, reason in reasons.items():
+            scores[i] = scores[i]._replace(log_prob=math.nan, reason=reason)
+        return scores
 
     def of_ids(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[PairScore]:
         """Returns the score of pairs of ids, as `encode` and `Hypothesis.ids` are."""
         blank = None if self._heads is None else np.zeros((0, 0), np.float32)
         results = [PairScore(0.0, (), (), blank)] * len(pairs)
         lengths = [max(map(len, pair)) if pair[1] else 0 for pair in pairs]
-        for shape, members in self._batches(lengths, self.config.decode.batch_tokens):
-            arrays = [padded([pairs[i][side] for i in members], shape) for side in (0, 1)]
-            log_probs, weights = jax.device_get(self._score(self.all_params, self._on_mesh(arrays)))
+        for (rows, width), members in self._batches(lengths, self.config.decode.batch_tokens):
+            arrays = [
+                padded([pairs[i][side] for i in members], (rows, min(width, most)))
+                for side, most in enumerate((self.max_length, self.max_targets))
+            ]
+            scored = self._score(self.all_params, self._on_mesh(arrays))
+            log_probs, weights = jax.device_get(jax.block_until_ready(scored))
             for row, i in enumerate(members):
                 source, target = pairs[i]
                 each = tuple(log_probs[row, : len(target)].tolist())
@@ -135,7 +137,9 @@ def make_score(
 
 def _mean_weights(weights: dict[str, Array], heads: HeadSelection) -> Float[Array, "B T S"]:
     layers = [name for name in weights if name.endswith("/cross_attention")]
-    chosen = [(f"decoder/{layer}/cross_attention", head) for layer, head in heads]
+    parts = {name.partition("/")[0] for name in layers}
+    of = "labels/cross_attention" if "labels" in parts else "decoder/{}/cross_attention"
+    chosen = [(of.format(layer), head) for layer, head in heads]
     means = [
         jnp.mean(weights[name], axis=1) if head is None else weights[name][:, head]
         for name, head in chosen or [(name, None) for name in layers]
@@ -209,8 +213,5 @@ def require_vocabulary(tokenizer: Tokenizer, lines: Sequence[str]) -> None:
 
 def _mean_log_prob(model: TrainedModel, sources: Sequence[str], targets: Sequence[str]) -> float:
     """Returns the mean log probability of the tokens of the targets, in nats."""
-    limit, encode = model.max_length - 1, model.tokenizers.target.encode
-    pairs = zip(sources, targets, strict=True)
-    ids = [(model.encode(source), [*encode(target)[:limit], EOS]) for source, target in pairs]
-    scores = Scorer.like(model).of_ids([pair for pair in ids if pair[0]])
+    scores = [each for each in Scorer.like(model)(sources, targets) if each.reason is None]
     return sum(score.log_prob for score in scores) / max(sum(len(score.ids) for score in scores), 1)

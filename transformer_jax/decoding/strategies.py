@@ -185,9 +185,10 @@ def _sentences(models: Sequence[Model], config: DecodeConfig, lines: Lines) -> S
 def greatest_length(models: Sequence[Model], config: DecodeConfig, tokens: Size | Array) -> Any:
     """Returns the greatest length of the output for a source of `tokens`, end symbols included.
 
-    It is `decode.max_ratio` · tokens + 10, but at most `decode.max_length` and `model.max_length`.
+    It is `decode.max_ratio` · tokens + 10, but at most `decode.max_length` and `model.max_length`;
+    for a classifier also at most its labels.
     """
-    most = min(model.config.max_length for model in models)
+    most = min(min(model.config.max_length, model.config.max_targets) for model in models)
     most = min(config.max_length or most, most)
     ratio = Fraction(config.max_ratio).limit_denominator(1000)  # a symbolic size has no fractions
     length = tokens * ratio.numerator // ratio.denominator + 10

@@ -115,6 +115,11 @@ class TrainedModel:
         """Largest number of ids of a line, end symbol included."""
         return min(model.config.max_length for model in self.models)
 
+    @property
+    def max_targets(self) -> int:
+        """Largest number of ids of a target, end symbol included."""
+        return min(model.config.max_targets for model in self.models)
+
     def with_params(self: Trained, params: Params) -> Trained:
         """Returns the same with other parameters, which shares the compiled programs."""
         other = copy.copy(self)
@@ -133,6 +138,20 @@ class TrainedModel:
             numbers = number, len(ids), limit, limit + 1
             logger.warning("line %d: cut from %d to %d tokens (model.max_length=%d)", *numbers)
         return [*ids[:limit], EOS] if ids else []
+
+    def encode_pair(self, source: str, target: str) -> tuple[list[int], list[int]]:
+        """Returns the ids of a pair with end symbols; none for two blank lines.
+
+        UserError: a side is too long for the model, or the source alone is blank.
+        """
+        ids, targets = self.tokenizers.source.encode(source), self.tokenizers.target.encode(target)
+        limits = ("source", ids, self.max_length), ("target", targets, self.max_targets)
+        for name, row, limit in limits:
+            if len(row) >= limit:
+                raise UserError(f"its {name} has {len(row)} tokens; must be at most {limit - 1}")
+        if targets and not ids:
+            raise UserError("has a target, but a blank source; give both")
+        return ([*ids, EOS], [*targets, EOS]) if ids else ([], [])
 
     def _batches(
         self, lengths: Sequence[int], batch_tokens: int

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -23,6 +24,7 @@ from transformer_jax.parallel import processes
 from transformer_jax.parallel.compile import DETERMINISTIC, REPLICATED, compile_function
 from transformer_jax.special_ids import EOS, PAD
 from transformer_jax.text.files import windows
+from transformer_jax.text.sentences import split
 from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.types import Params
 
@@ -50,14 +52,35 @@ class Translation(str):
     hypotheses: tuple[Hypothesis, ...]
     source: str
     """The line."""
+    parts: tuple[Translation, ...]
+    """Those of the parts of a line that is longer than the model; else none."""
 
-    def __new__(cls, hypotheses: Sequence[Hypothesis], source: str) -> Translation:
+    def __new__(
+        cls, hypotheses: Sequence[Hypothesis], source: str, parts: Sequence[Translation] = ()
+    ) -> Translation:
         self = super().__new__(cls, hypotheses[0].text)
-        self.hypotheses, self.source = tuple(hypotheses), source
+        self.hypotheses, self.source, self.parts = tuple(hypotheses), source, tuple(parts)
         return self
 
     def __getnewargs__(self) -> tuple[Any, ...]:  # for copies and pickles
-        return self.hypotheses, self.source
+        return self.hypotheses, self.source, self.parts
+
+    @classmethod
+    def joined(cls, parts: Sequence[Translation], source: str) -> Translation:
+        """Returns the translation of a line, whose n-th hypothesis consists of those of its parts.
+
+        There is a space between two where there was one between the parts.
+        """
+        if len(parts) == 1:
+            return cls(parts[0].hypotheses, source)
+        hypotheses: list[Hypothesis] = []
+        for several in zip(*(part.hypotheses for part in parts), strict=False):
+            texts, ids, scores, log_probs, _ = zip(*several, strict=True)
+            spaces = (" " * part.source[0].isspace() for part in parts)
+            text = "".join(chain.from_iterable(zip(spaces, texts, strict=True))).strip()
+            all_ids = tuple(chain.from_iterable(ids))
+            hypotheses.append(Hypothesis(text, all_ids, sum(scores), sum(log_probs)))
+        return cls(hypotheses, source, parts)
 
     @property
     def text(self) -> str:
@@ -124,6 +147,7 @@ class Translator(TrainedModel):
         prefixes: Iterable[str] | None = None,
         phrases: Iterable[Sequence[str]] | None = None,
         *,
+        first: int = 1,
         done: Callable[[int], None] = lambda count: None,
     ) -> Iterator[Translation]:
         """Yields the translations of `lines` in order, reading up to `WINDOW` lines at a time.
@@ -134,7 +158,7 @@ class Translator(TrainedModel):
 
         Each translation has `decode.n_best` hypotheses, or fewer if the search finds fewer.
         prefixes: how the translation of each line begins. phrases: what that of each line holds.
-        done: as in `translate`.
+        first and done: as in `translate`.
 
         UserError: there are more lines than prefixes or phrases, or they do not fit.
         """
@@ -146,7 +170,6 @@ class Translator(TrainedModel):
                 more = (None if i is None else list(itertools.islice(i, count)) for i in inputs)
                 yield [window, *more]
 
-        first = 1
         for window, *constraints in processes.stream(read()):
             yield from self.translate(window, *constraints, first=first, done=done)
             first += len(window)
@@ -162,6 +185,7 @@ class Translator(TrainedModel):
     ) -> list[Translation]:
         """Returns the translations of one window of lines, as `stream` yields them.
 
+        A line that is longer than the model is translated in parts (`decode.truncate`).
         first: number of the first line, for messages and for samples. done: called again and again
         with the number of lines that have been translated since, in any thread.
         """
@@ -170,30 +194,44 @@ class Translator(TrainedModel):
                 raise UserError(
                     f"line {first + len(values)}: has no {name}; give one, or a blank line, each"
                 )
-        requests = [
-            self._request(
-                line, first + i, prefixes[i] if prefixes else "", phrases[i] if phrases else ()
-            )
-            for i, line in enumerate(lines)
-        ]
-        results = self._search(requests, first, done)
+        parts = [self._split(line) for line in lines]
+        requests: list[_Request] = []
+        for i, (begin, *rest) in enumerate(parts):
+            constraints = prefixes[i] if prefixes else "", phrases[i] if phrases else ()
+            requests.append(self._request(begin, first + i, *constraints))
+            if rest and requests[-1].phrases:
+                raise UserError(f"line {first + i}: is too long for phrases; give it as several")
+            requests += [self._request(each, first + i)._replace(lines=0) for each in rest]
+        results = self._search(requests, done)
         if self._scorer is not None:
             results = self._with_attention(self._scorer.with_params(self.params), requests, results)
-        return [Translation(*each) for each in zip(results, lines, strict=True)]
+        each = map(Translation, results, chain.from_iterable(parts))
+        return [
+            Translation.joined(list(itertools.islice(each, len(of_line))), line)
+            for of_line, line in zip(parts, lines, strict=True)
+        ]
+
+    def _split(self, line: str) -> list[str]:
+        """Returns the parts of a line that are translated: one, unless it is too long."""
+        if self.config.decode.truncate or self.model.config.labels is not None:
+            return [line]
+        encode, limit = self.tokenizers.source.encode, self.max_length
+        parts = split(line, lambda text: len(encode(text)) < limit)
+        return [part for part in parts if part.strip()] or [line]
 
     def _search(
-        self, requests: Sequence[_Request], first: int, done: Callable[[int], None]
+        self, requests: Sequence[_Request], done: Callable[[int], None]
     ) -> list[list[Hypothesis]]:
-        """Returns the hypotheses of each line of a window; `first` is the number of its first."""
+        """Returns the hypotheses of each line of a window."""
         results = [[Hypothesis("", (), 0.0, 0.0)]] * len(requests)
         decode = self.config.decode
-        done(sum(not request.source for request in requests))
+        done(sum(request.lines for request in requests if not request.source))
 
         def lines_of(shape: tuple[int, int], members: Sequence[int]) -> Lines:
             lines = self._lines([requests[i] for i in members], shape)
             if decode.sample:
                 numbers = np.zeros(shape[0], np.int32)
-                numbers[: len(members)] = np.array(members) + first
+                numbers[: len(members)] = [requests[i].number for i in members]
                 lines = lines._replace(numbers=numbers)
             return self._on_mesh(lines)
 
@@ -201,7 +239,8 @@ class Translator(TrainedModel):
         batches = list(self._batches(lengths, decode.batch_tokens // decode.hypotheses))
 
         def done_with(batch: int, row: int) -> None:
-            done(int(row < len(batches[batch][1])))  # not with rows of padding
+            members = batches[batch][1]
+            done(requests[members[row]].lines if row < len(members) else 0)  # a row of padding
 
         one_device = self.mesh.size == 1
         loop = Loop(
@@ -298,7 +337,9 @@ class Translator(TrainedModel):
             compiled(phases.grow, result=None),
         )
 
-    def _request(self, line: str, number: int, prefix: str, phrases: Sequence[str]) -> _Request:
+    def _request(
+        self, line: str, number: int, prefix: str = "", phrases: Sequence[str] = ()
+    ) -> _Request:
         """Returns a line, the prefix of its output and the phrases in it as ids.
 
         UserError: with the end symbol, the prefix or the phrases are longer than the output may be;
@@ -307,7 +348,7 @@ class Translator(TrainedModel):
         if isinstance(phrases, str):
             raise UserError(f"line {number}: its phrases are a text; give a list of texts")
         encode, source = self.tokenizers.target.encode, self.encode(line, number)
-        request = _Request(source, encode(prefix), _without_contained(map(encode, phrases)))
+        request = _Request(source, encode(prefix), _without_contained(map(encode, phrases)), number)
         if request.phrases and self.config.decode.sample:
             raise UserError(f"line {number}: has phrases, which samples cannot hold; search")
         most = greatest_length(self.models, self.config.decode, len(source)) if source else 0
@@ -328,11 +369,13 @@ class Translator(TrainedModel):
 
 
 class _Request(NamedTuple):
-    """A line to translate, as ids."""
+    """A line to translate, or a part of one, as ids."""
 
     source: list[int]
     prefix: list[int]
     phrases: list[list[int]]
+    number: int  # of the line
+    lines: int = 1  # that it stands for; 0: a further part of a line
 
 
 def _without_contained(phrases: Iterable[list[int]]) -> list[list[int]]:

@@ -33,6 +33,9 @@ HEARTBEAT_TIMEOUT = 30
 LEAVE_TIMEOUT = 5
 """Seconds that a process which fails waits for the others to end, too."""
 
+SOON = 0.5
+"""Seconds that a process which a user interrupts waits for its own threads."""
+
 MEETING_SECONDS = 2
 """Seconds of training between two steps at which processes exchange values."""
 
@@ -77,17 +80,19 @@ def join(coordinator: str, count: int | None, index: int | None) -> None:
     sys.excepthook = _fail
 
 
-def leave(status: int) -> None:
+def leave(status: int, *, soon: bool = False) -> None:
     """Ensures that a process which fails ends with `status`, whether the others end or not.
 
     JAX lets a process that exits wait for all others for minutes. They may not know of the failure
     and wait for this one. If they do not come within `LEAVE_TIMEOUT`, this process ends without
-    them, and they miss its heartbeat. Does nothing in a single process.
+    them, and they miss its heartbeat. soon: a single process does not wait longer than `SOON` for
+    its threads, which may run programs.
     """
-    if jax.distributed.is_initialized():
+    several = jax.distributed.is_initialized()
+    if several or soon:
         with suppress(OSError):
             sys.stdout.flush()
-        _exit_after(LEAVE_TIMEOUT, status)
+        _exit_after(LEAVE_TIMEOUT if several else SOON, status)
 
 
 def end_now(status: int) -> NoReturn:

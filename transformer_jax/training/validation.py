@@ -17,6 +17,7 @@ from transformer_jax.data.dataset import Examples
 from transformer_jax.data.loader import evaluation_batches
 from transformer_jax.decoding.evaluation import bleu_metric, score, warn_of_unspaced
 from transformer_jax.decoding.loop import Cancelled
+from transformer_jax.decoding.scoring import Scorer
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.models.quantization import dequantize
 from transformer_jax.models.transformer import Model
@@ -132,9 +133,12 @@ def evaluate(
         require_same_everywhere(config, {name: corpus.digest})  # else one waits for another's cache
         every[name] = load_dev_set(corpus, translator.tokenizers, config)
         warn_of_unspaced(name, every[name].references, tokenize)
-    dev_loss = dev_loss_fn(translator.model, config, translator.mesh, every.values())
     for name, dev in every.items():
-        loss, references = dev_loss(translator.params, dev.examples), [dev.references, *others]
+        references = [dev.references, *others]
+        rows = map(dev.examples.pair, range(len(dev.examples)))
+        ids = [(source.tolist(), target.tolist()) for source, target in rows]
+        scored = Scorer.like(translator).of_ids(ids)
+        loss = corpus_loss((-pair.log_prob, len(pair.ids)) for pair in scored)
         for search in searches or [config.decode]:
             searcher = translator.with_search(search)
             began, compiling = time.perf_counter(), searcher.compiling
