@@ -151,11 +151,11 @@ def test_speed_is_measured_without_compilation(
 
     clock = itertools.count(0, 10)  # seconds, 8 of which are compilation
 
-    def slow(self: Translator, lines: list[str]) -> list[str]:
+    def slow(self: Translator, lines: list[str], **_: Any) -> list[str]:
         self.compiling += 8
         return lines
 
-    monkeypatch.setattr(Translator, "__call__", slow)
+    monkeypatch.setattr(Translator, "stream", slow)
     fake = SimpleNamespace(perf_counter=lambda: next(clock))
     monkeypatch.setattr(validation, "time", fake)
     (scored,) = validation.evaluate(loaded, finished.config.data.dev)

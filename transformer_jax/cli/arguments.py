@@ -32,12 +32,13 @@ class ConfigArguments(NamedTuple):
         """Returns whether an override sets `field`, such as "execution.kernel"."""
         return any(name.partition("=")[0] == f"--config.{field}" for name in self.overrides)
 
-    def resolve(self, stored: Config | None = None) -> Config:
+    def resolve(self, stored: Config | None = None, origin: str = "") -> Config:
         """Returns the config of the file, or else `stored`, with the overrides applied.
 
-        UserError: there is none, or a kernel of the user's own is stored in it, or in a JSON file.
-        Such a name is loaded from the command line or a Python file only, and never silently
-        replaced by another kernel.
+        origin: names what `stored` is from, in errors, and ends with a colon. UserError: there is
+        none, or a kernel of the user's own is stored in it, or in a JSON file. Such a name is
+        loaded from the command line or a Python file only, and never silently replaced by another
+        kernel.
         """
         if self.path is not None and not self.path.lower().endswith(".json"):
             config = load_config_file(self.path)
@@ -48,7 +49,7 @@ class ConfigArguments(NamedTuple):
             kernel = config.execution.kernel
             if is_function_name(kernel) and not self.sets("execution.kernel"):
                 raise UserError(
-                    f"execution.kernel={kernel!r}: is stored, and not loaded from a file; give "
+                    f"{origin}execution.kernel={kernel!r}: is not loaded from a file; give "
                     f"--config.execution.kernel={kernel} or --config.execution.kernel=auto"
                 )
         return parse(Fields, self.overrides, "transformer-jax", Fields(config)).config

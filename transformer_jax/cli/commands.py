@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from tyro.conf import Positional, Suppress, UseAppendAction, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
 from transformer_jax.benchmark.settings import AttentionBenchmark, DType, MaskName
 from transformer_jax.cli.arguments import ConfigArguments
@@ -29,9 +29,6 @@ class Options:
     """Whether the command takes `--config` and `--config.FIELD`."""
     short: ClassVar[tuple[str, ...]] = ()
     """Fields of the config that can be set without `--config.SECTION`, but are not options."""
-
-    debug: bool = False
-    """Show the traceback of an error."""
 
     def execute(self, config: ConfigArguments) -> None:
         """Runs the command; `config` has the arguments of the config, if it takes any."""
@@ -179,8 +176,8 @@ class Evaluate(PairOptions):
     language: Annotated[str | None, arg(metavar="CODE")] = None
     """Adds tokenized BLEU; also --tokenize."""
     beam: Annotated[str | None, arg(metavar="N,...")] = None
-    """Beam sizes; also --alpha X,..."""
-    alpha: Annotated[str | None, Suppress, arg(metavar="X,...")] = None
+    """Beam sizes; others: --config.decode."""
+    alpha: Annotated[str | None, arg(metavar="X,...")] = None
     """Exponents of the length penalty."""
     baseline: Annotated[str | None, arg(metavar="FILE")] = None
     """Translations to compare with."""

@@ -52,7 +52,7 @@ def launch(arguments: Sequence[str], options: ProcessOptions) -> None:
         passed_on = _pass_on_signals(processes)
         try:
             for index, file in enumerate(files):
-                log = None if options.debug else file
+                log = None if "--debug" in arguments else file
                 arguments = [*command, f"--process={index}/{count}"]
                 processes.append(_start(arguments, index, log, life))
             index = _first_failure(processes)

@@ -73,7 +73,8 @@ def _dispatch(arguments: Sequence[str]) -> None:
         return
     name, rest = _find_command(arguments)
     kind, program = COMMANDS[name], f"transformer-jax {name}"
-    config, rest = split_config([_expanded(argument, kind.short) for argument in rest])
+    rest = [_expanded(argument, kind.short) for argument in rest if argument != "--debug"]
+    config, rest = split_config(rest)
     if "--help-config" in rest:
         parse(Fields, ["--help"], program, Fields(Config()))
     require_once(kind, [*rest, *config.overrides])
@@ -128,7 +129,8 @@ def _versions() -> str:
 
 
 def _overview() -> str:
-    lines = ["transformer-jax COMMAND [options]   (COMMAND --help: its options; or --version)", ""]
+    lines = ["transformer-jax COMMAND [options]   (--help: its options; --debug: tracebacks)"]
+    lines += ["transformer-jax --version", ""]
     for name, kind in COMMANDS.items():
         lines.append(f"  {name:<16} {(kind.__doc__ or '').splitlines()[0]}")
     return "\n".join(lines)

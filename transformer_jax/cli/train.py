@@ -59,7 +59,7 @@ def _config(options: Train, arguments: ConfigArguments, loaded: Card | None) -> 
     if arguments.path is not None:
         return arguments.resolve()
     if loaded is not None:
-        return arguments.resolve(loaded.config)
+        return arguments.resolve(loaded.config, f"card {loaded.name}: ")
     if folder := options.run if runs.exists(options.run) else options.init_from:
         return arguments.resolve(runs.load_config(folder))
     raise UserError(
