@@ -1,16 +1,14 @@
 """A layer of one's own in the place of the decoder's self-attention: a running mean."""
 
 from dataclasses import replace
-from typing import Any
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from broken import Mean
 from common import assert_learns, assert_steps_are_teacher_forcing, build, flat, tiny
 
-from transformer_jax.config import AttentionConfig, Config, DecodeConfig, ModelConfig
+from transformer_jax.config import AttentionConfig, Config, DecodeConfig
 from transformer_jax.decoding.loop import Loop
 from transformer_jax.decoding.scheduler import Job
 from transformer_jax.decoding.scoring import Scorer
@@ -18,42 +16,11 @@ from transformer_jax.decoding.search import Progress
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.models.make import check_model, check_packing
-from transformer_jax.models.self_layers import SELF_LAYERS, SelfLayer
 from transformer_jax.parallel.mesh import make_mesh
 from transformer_jax.runs.run import Run
 from transformer_jax.training.trainer import train
-from transformer_jax.types import Constrain, LayerState, no_auxiliary, unconstrained
 
-
-class RunningMean(nn.Module):
-    """Projects the mean of all positions so far."""
-
-    config: ModelConfig
-    kernel: Any = "auto"
-    constrain: Constrain = unconstrained
-
-    def setup(self) -> None:
-        self.out = nn.Dense(self.config.d_model)
-
-    def __call__(self, x: Any, context: Any, rng: Any = None) -> Any:
-        return self._mean(jnp.cumsum(x, axis=1), context.positions[..., None]), no_auxiliary()
-
-    def init_state(self, sentences: int, beams: int, length: int) -> LayerState:
-        return LayerState((), jnp.zeros((sentences, beams, self.config.d_model)))
-
-    def step(self, x: Any, state: LayerState, context: Any) -> Any:
-        total = state.carry + x
-        return self._mean(total, context.position), LayerState((), total), no_auxiliary()
-
-    def grow(self, state: LayerState, beams: int, length: int) -> LayerState:
-        return state
-
-    def _mean(self, total: Any, index: Any) -> Any:
-        return self.out(total / jnp.asarray(index + 1, total.dtype))
-
-
-SELF_LAYERS["mean"] = SelfLayer(RunningMean, packing=False, dropout=False)
-CONFIG = tiny(layers=2, self_layer="mean")
+CONFIG = tiny(layers=2, self_layer=Mean.__name__)
 
 
 LINES = [f"{'red ' * (i % 5)}{'blue new ' * (i % 4)}old" for i in range(24)]
@@ -71,7 +38,9 @@ def test_steps_are_teacher_forcing(beams: int) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tiny_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    model = replace(tiny_config.model, self_layer="mean", attention_dropout=0.0, max_length=64)
+    model = replace(
+        tiny_config.model, self_layer=Mean.__name__, attention_dropout=0.0, max_length=64
+    )
     config = replace(tiny_config, model=model)
     return train(config, tmp_path_factory.mktemp("runs") / "mean")
 
@@ -103,15 +72,15 @@ def test_a_beam_search_reorders_grows_and_regroups_its_state(
 
 
 def test_what_it_does_not_support_is_refused() -> None:
-    with pytest.raises(UserError, match=r"self_layer='meen': unknown; did you mean mean\?"):
-        check_model(replace(CONFIG, self_layer="meen"))
+    with pytest.raises(UserError, match=r"self_layer='Meen': unknown; did you mean Mean\?"):
+        check_model(replace(CONFIG, self_layer="Meen"))
     refused = {
         "positions": "rotary",
         "attention_dropout": 0.1,
         "decoder_attention": AttentionConfig(score="dot"),
     }
     for field, value in refused.items():
-        with pytest.raises(UserError, match=rf"model\.{field}=.*must be .*self_layer='mean'"):
+        with pytest.raises(UserError, match=rf"model\.{field}=.*must be .*self_layer='Mean'"):
             check_model(replace(CONFIG, **{field: value}))
-    with pytest.raises(UserError, match=r"data\.packing=True: .* model\.self_layer='mean'"):
+    with pytest.raises(UserError, match=r"data\.packing=True: .* model\.self_layer='Mean'"):
         check_packing(CONFIG)

@@ -101,7 +101,8 @@ def options_of(kind: type[Any]) -> dict[str, bool]:
         if tyro.conf.Positional not in about:
             name = next(filter(None, (getattr(each, "name", None) for each in about)), field.name)
             options[f"--{name.replace('_', '-')}"] = tyro.conf.UseAppendAction in about
-    return options | {f"--{name}": False for name in getattr(kind, "short", ())}
+    short = getattr(kind, "short", ())
+    return options | {f"--{field.partition('.')[2]}": False for field in short}
 
 
 def require_once(kind: type[Any], arguments: Sequence[str]) -> None:

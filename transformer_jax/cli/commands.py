@@ -28,7 +28,7 @@ class Options:
     takes_config: ClassVar[bool] = False
     """Whether the command takes `--config` and `--config.FIELD`."""
     short: ClassVar[tuple[str, ...]] = ()
-    """Fields of the config that can be set without `--config.SECTION`, but are not options."""
+    """Fields of the config, such as "decode.alpha", that can also be set as `--alpha`."""
 
     def execute(self, config: ConfigArguments) -> None:
         """Runs the command; `config` has the arguments of the config, if it takes any."""
@@ -112,7 +112,7 @@ class Translate(SearchOptions):
     echo "The old book." | transformer-jax translate --run=runs/quickstart
     """
 
-    short = ("alpha", "penalty", "n-best")
+    short = ("decode.alpha", "decode.penalty", "decode.n-best")
 
     beam: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """Beam size; also --n-best, --penalty, --alpha."""
@@ -171,7 +171,7 @@ class Evaluate(PairOptions):
     $ transformer-jax evaluate --run=runs/quickstart --data grammar:test
     """
 
-    short = ("penalty", "tokenize")
+    short = ("decode.penalty", "train.tokenize")
 
     language: Annotated[str | None, arg(metavar="CODE")] = None
     """Adds tokenized BLEU; also --tokenize."""

@@ -103,7 +103,7 @@ def load_translator(
     heads: as in `Translator`. changes: other fields of the search; None: as the run has it.
     First joins the other processes, if the options name a coordinator.
     """
-    _require_search(arguments)
+    _require_search(arguments, options.short)
     end_at_interrupt()
     join_processes(options)
     loaded, *others = map(run.load, options.run)
@@ -239,12 +239,12 @@ def _resume(part: TextIO) -> int:
     return len(lengths)
 
 
-def _require_search(arguments: ConfigArguments) -> None:
-    """Checks that only fields of the search are set, or BLEU's. UserError: others are."""
+def _require_search(arguments: ConfigArguments, short: Sequence[str]) -> None:
+    """Checks that only fields of the search are set, or those of `short`. UserError: others are."""
     others = ["--config"] if arguments.path else []
     others += [name.partition("=")[0] for name in arguments.overrides if name.startswith("--")]
     for name in others:
-        if not name.startswith(("--config.decode.", "--config.train.tokenize")):
+        if not name.startswith(("--config.decode.", *(f"--config.{field}" for field in short))):
             raise UserError(
                 f"{name}: the config is that of the run; only the search can be changed, as by "
                 "--config.decode.beam=4"

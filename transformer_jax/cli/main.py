@@ -94,17 +94,15 @@ def _at_home(argument: str) -> str:
     """Returns an option with the home folder for each `~/` that begins a path: shells put it there
     at the beginning of an argument only."""
     home = os.environ.get("HOME", "~")
-    return (
-        re.sub("(?<=[=,])~/", lambda _: f"{home}/", argument) if argument[:2] == "--" else argument
-    )
+    is_option = argument.startswith("--")
+    return re.sub("(?<=[=,])~/", lambda _: f"{home}/", argument) if is_option else argument
 
 
 def _expanded(argument: str, short: Sequence[str]) -> str:
-    """Returns `--config.SECTION.NAME` for `--NAME`, if it is one of `short`."""
-    name = argument.partition("=")[0].removeprefix("--").replace("_", "-")
-    is_short = argument.startswith("--") and name in short
-    section = "train" if name == "tokenize" else "decode"
-    return f"--config.{section}.{argument[2:]}" if is_short else argument
+    """Returns `--config.SECTION.NAME` for `--NAME`, if SECTION.NAME is one of `short`."""
+    name, equals, value = argument.partition("=")
+    fields = {f"--{field.partition('.')[2]}": f"--config.{field}" for field in short}
+    return fields.get(name.replace("_", "-"), name) + equals + value
 
 
 def _find_command(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:

@@ -42,13 +42,13 @@ def translate(options: Translate, arguments: ConfigArguments) -> None:
     heads = parse_layers("--align", options.align) if options.align else None
     if heads is not None and not options.json:
         raise UserError("--align: needs --json; plain output has a line for each")
-    _require_apart([options.input, options.prefix, options.phrases])
+    inputs = options.input, options.prefix, options.phrases
+    _require_apart(inputs)
     changes = {"beam": options.beam, "truncate": options.truncate or None}
     translator = load_translator(options, arguments, heads, **changes)
     n_best = translator.config.decode.n_best
     if n_best > 1 and not options.json:
         raise UserError(f"decode.n_best={n_best}: needs --json; plain output has a line for each")
-    inputs = options.input, options.prefix, options.phrases
     files, form = [name for name in inputs if name is not None], (options.json, options.align)
     depends_on = partial(_depends_on, options.run, translator, files, form)
     path = options.output if is_coordinator() else os.devnull

@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -107,18 +108,20 @@ class Loop:
         self._check()
         if job.bucket.position == 0:
             lines = self.batches[job.sentences[0].batch]
-            prefilled = self._call("prefill", (job.bucket.shape,), self.params, lines)
-            progress = jax.block_until_ready(prefilled)
+            with self._timed("prefill", job.bucket.shape):
+                progress = self.phases.prefill(self.params, lines)
+            progress = jax.block_until_ready(progress)
         else:
             progress = self._resume(job)
         while True:
             self._check()
             if int(progress.position) == capacity(progress):
-                progress = self._call("grow", _program(job, progress), progress)
+                with self._timed("grow", _program(job, progress)):
+                    progress = self.phases.grow(progress)
+            with self._timed("decode", _program(job, progress)):
+                decoded = self.phases.decode(self.params, progress, leave_at)
             # A signal can interrupt this wait, but not the copies that follow.
-            progress, done, hypotheses = jax.block_until_ready(
-                self._call("decode", _program(job, progress), self.params, progress, leave_at)
-            )
+            progress, done, hypotheses = jax.block_until_ready(decoded)
             # Rows that were missing in a merged batch are copies, which are of no use.
             done = np.asarray(done)[: len(job.sentences)]
             arrays = [np.asarray(x) for x in hypotheses]
@@ -131,15 +134,15 @@ class Loop:
             if done.all() or self.merge:
                 return self._leave(job, progress, np.flatnonzero(~done))
 
-    def _call(self, phase: str, program: tuple[Any, ...], *arguments: Any) -> Any:
-        """Calls a phase. The first call of a program compiles it, which is timed."""
+    @contextmanager
+    def _timed(self, phase: str, program: Any) -> Iterator[None]:
+        """Times the first call of a program, which compiles it."""
         began = time.perf_counter()
-        result = getattr(self.phases, phase)(*arguments)
+        yield
         with self._changed:
             if (phase, program) not in self.compiled:
                 self.compiled.add((phase, program))
                 self._compiling += time.perf_counter() - began
-        return result
 
     def _check(self) -> None:
         """Cancelled: the caller has cancelled the search."""

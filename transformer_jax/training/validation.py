@@ -133,12 +133,12 @@ def evaluate(
         require_same_everywhere(config, {name: corpus.digest})  # else one waits for another's cache
         every[name] = load_dev_set(corpus, translator.tokenizers, config)
         warn_of_unspaced(name, every[name].references, tokenize)
+    scorer = Scorer.like(translator)
     for name, dev in every.items():
         references = [dev.references, *others]
         rows = map(dev.examples.pair, range(len(dev.examples)))
         ids = [(source.tolist(), target.tolist()) for source, target in rows]
-        scored = Scorer.like(translator).of_ids(ids)
-        loss = corpus_loss((-pair.log_prob, len(pair.ids)) for pair in scored)
+        loss = corpus_loss((-pair.log_prob, len(pair.ids)) for pair in scorer.of_ids(ids))
         for search in searches or [config.decode]:
             searcher = translator.with_search(search)
             began, compiling = time.perf_counter(), searcher.compiling
