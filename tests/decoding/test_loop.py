@@ -167,8 +167,8 @@ def test_an_interrupt_waits_for_no_program(finished: Run, monkeypatch: pytest.Mo
     one = translator_of(finished, 64, beam=2)
     release, began, calls = threading.Event(), threading.Event(), []
 
-    def waiting(self: Any, phase: str, *_: Any) -> Any:
-        calls.append(phase)
+    def waiting(*arguments: Any) -> Any:
+        calls.append(arguments)
         began.set()
         release.wait(60)
         raise AssertionError("of a thread to which nobody listens")
@@ -177,7 +177,7 @@ def test_an_interrupt_waits_for_no_program(finished: Run, monkeypatch: pytest.Mo
         began.wait(60)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loop.Loop, "_call", waiting)
+    monkeypatch.setattr(one, "_phases", one._phases._replace(prefill=waiting))
     monkeypatch.setattr(futures.Future, "result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         one(LINES)

@@ -192,7 +192,7 @@ def test_the_loop_trains_it(tmp_path: Path) -> None:
 
 
 def test_pairs_are_scored_and_their_attention_is_shown(tmp_path: Path) -> None:
-    """Of a classifier with few labels, whose targets are shorter than any batch of sentences."""
+    """The classifier has fewer labels than the narrowest batch has columns."""
     config = corpus_file(tmp_path / "colors.tsv")
     setup = prepare(config)
     _, params = build(config.model, *setup.tokenizers.sizes)
