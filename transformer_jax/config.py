@@ -184,6 +184,9 @@ class ModelConfig(_Section):
     self-attention (rotary, alibi, relative), or none."""
     position_layout: Literal["interleaved", "halves"] = "interleaved"
     """Sine and cosine in alternating columns, as in the paper (interleaved), or in two halves."""
+    position_wavelengths: Literal["paper", "marian"] = "paper"
+    """Wavelengths of the sinusoids i = 0 to D/2 - 1: 2π · 10000^(2i/D), as in the paper (paper), or
+    2π · 10000^(i/(D/2 - 1)), as in Marian, Tensor2Tensor and fairseq (marian)."""
     activation: str = "relu"
     """Hidden layer of the feed-forward network: relu (as in the paper), gelu (the exact one), silu
     or swiglu (silu with a gate)."""

@@ -30,7 +30,12 @@ EXPRESSIBLE: list[dict[str, Any]] = [
     {},
     {"norm": "pre", "activation": "gelu", "tied": "none", "output_bias": True},
     {"positions": "learned", "activation": "silu", "tied": "decoder", "bias": False},
-    {"activation": "swiglu", "position_layout": "halves", "embedding_scale": 1.0},
+    {
+        "activation": "swiglu",
+        "position_layout": "halves",
+        "position_wavelengths": "marian",
+        "embedding_scale": 1.0,
+    },
 ]
 
 

@@ -11,20 +11,26 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.types import Heads
 
 
-def sinusoids(length: int, d_model: int, layout: str = "interleaved") -> np.ndarray:
+def sinusoids(
+    length: int, d_model: int, layout: str = "interleaved", wavelengths: str = "paper"
+) -> np.ndarray:
     """Returns the table of positions [length, d_model], float32 (section 3.5).
 
     PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos(...). With the layout "halves", the
-    sines are in the first half of the columns and the cosines in the second.
+    sines are in the first half of the columns and the cosines in the second. With the wavelengths
+    "marian", the exponent is i / (D/2 - 1), which ends at 1.
     """
-    angle = np.arange(length)[:, None] * 10000.0 ** -(np.arange(0, d_model, 2) / d_model)
+    half = d_model // 2
+    exponents = np.arange(half) / (half if wavelengths == "paper" else max(half - 1, 1))
+    angle = np.arange(length)[:, None] * 10000.0**-exponents
     waves = np.stack([np.sin(angle), np.cos(angle)], axis=-1 if layout == "interleaved" else 1)
     return waves.reshape(length, d_model).astype(np.float32)
 
 
 def position_table(config: ModelConfig) -> Float[np.ndarray, "T D"]:
     """Returns the sinusoids of a model for all positions, as the model and its exports use them."""
-    return sinusoids(config.max_length, config.d_model, config.position_layout)
+    layout, wavelengths = config.position_layout, config.position_wavelengths
+    return sinusoids(config.max_length, config.d_model, layout, wavelengths)
 
 
 def rotate(x: Heads, positions: Int[Array, "#B T"]) -> Heads:
