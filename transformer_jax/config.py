@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from transformer_jax.errors import UserError, is_unicode
-from transformer_jax.special_ids import BOS
+from transformer_jax.special_ids import BOS, PAD
 
 Entry = TypeVar("Entry")
 
@@ -199,8 +199,9 @@ class ModelConfig(_Section):
     """Whether the logits have a bias."""
     embedding_scale: float | None = None
     """Factor that scales the embeddings; None: the square root of d_model (section 3.4)."""
-    decoder_start_id: int = BOS
-    """First id of the decoder's input; by default the begin symbol."""
+    decoder_start_id: int | None = BOS
+    """First id of the decoder's input; by default the begin symbol. None: it has no embedding, and
+    the decoder begins with a vector of zeros plus position 0, as in Marian."""
     dropout: float = 0.1
     """Dropout rate of sub-layer outputs and of embeddings (section 5.4)."""
     encoder_attention: AttentionConfig = AttentionConfig()
@@ -242,7 +243,7 @@ class ModelConfig(_Section):
         self._require(even, "d_model", "even for sinusoidal positions")
         even = self.positions != "rotary" or self.head_size % 2 == 0
         self._require(even, "d_model", f"an even multiple of model.heads={self.heads} for rotary")
-        self._require(self.decoder_start_id >= 0, "decoder_start_id", "at least 0")
+        self._require(self.start_id >= 0, "decoder_start_id", "at least 0")
         self._require_rate("dropout", "attention_dropout", "ffn_dropout")
         self._require_positive("embedding_scale")
         for role in ROLES:
@@ -281,6 +282,11 @@ class ModelConfig(_Section):
     def head_size(self) -> int:
         """Width of a head (H)."""
         return self.d_model // self.heads
+
+    @property
+    def start_id(self) -> int:
+        """Id that the decoder reads first; without `decoder_start_id` `PAD`, embedded as zeros."""
+        return PAD if self.decoder_start_id is None else self.decoder_start_id
 
     @property
     def depths(self) -> tuple[int, int]:

@@ -6,7 +6,8 @@ A SentencePiece model made elsewhere may number them differently; `text.tokenize
 from typing import Final
 
 PAD: Final = 0
-"""Padding: empty slots of a batch."""
+"""Padding: empty slots of a batch. The decoder reads it first where `model.decoder_start_id` is
+None."""
 
 BOS: Final = 1
 """Begins a sentence. The decoder reads it first, unless `model.decoder_start_id` says otherwise."""

@@ -142,7 +142,7 @@ def take_beams(tree: Any, beams: Int[Array, "B C"]) -> Any:
 class Batch(NamedTuple):
     """A batch of sentence pairs as ids, padded with `PAD`.
 
-    `target_in` is `target_out` shifted right by one, with the decoder's start id in front. In a
+    `target_in` is `target_out` shifted right by one, with `ModelConfig.start_id` in front. In a
     packed batch a row holds several pairs: `*_segments` number them from 1, with 0 for padding, and
     `*_positions` restart at 0 with each of them. Both are None where a row is one pair.
     """

@@ -57,7 +57,9 @@ def text_examples(count: int = 60) -> Examples:
     return examples_of([((*encode(line), EOS), (*encode(line[::-1]), EOS)) for line in lines])
 
 
-def config(sampling: float = 0.0, seed: int = 0, start_id: int = BOS, **changes: Any) -> Config:
+def config(
+    sampling: float = 0.0, seed: int = 0, start_id: int | None = BOS, **changes: Any
+) -> Config:
     small: dict[str, Any] = {"batch_tokens": 320, "shapes": 4, "packed_length": 40}
     return Config(
         model=ModelConfig(decoder_start_id=start_id),
@@ -336,10 +338,11 @@ def test_processes_share_the_sampling(
     assert {pair for epoch, pair in sampled if epoch == 0} == {*range(52)}
 
 
-def test_the_decoder_starts_with_the_id_it_is_told() -> None:
-    for _, batch in take(Loader(examples(), config(start_id=7)), 5):
+@pytest.mark.parametrize(("start_id", "wanted"), [(7, 7), (None, PAD)])
+def test_the_decoder_starts_with_the_id_it_is_told(start_id: int | None, wanted: int) -> None:
+    for _, batch in take(Loader(examples(), config(start_id=start_id)), 5):
         used = batch.target_out[:, 0] != PAD
-        assert (batch.target_in[used, 0] == 7).all()
+        assert (batch.target_in[used, 0] == wanted).all()
         assert not batch.target_in[~used].any()
 
 

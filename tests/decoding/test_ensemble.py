@@ -14,7 +14,8 @@ from common import build, make_batch, tiny
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.ensemble import make_step, prefill
-from transformer_jax.decoding.scoring import Scorer
+from transformer_jax.decoding.scoring import Scorer, make_score
+from transformer_jax.decoding.strategies import Lines, make_search
 from transformer_jax.decoding.trained import Member
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
@@ -26,7 +27,7 @@ LINES = ["red old", "blue new green"]
 
 
 def test_the_step_averages_probabilities() -> None:
-    built = [build(tiny()), build(tiny(layers=1, decoder_start_id=2))]
+    built = [build(tiny(decoder_start_id=start)) for start in (None, 2)]
     source = jnp.asarray(make_batch([(7, 1), (3, 1)]).source)
 
     @jax.jit
@@ -51,13 +52,25 @@ def test_the_step_averages_probabilities() -> None:
 def _alone(model: Any, params: Any, source: Any) -> list[Any]:
     variables = {"params": params}
     state = model.apply(variables, source, 3, 8, method="prefill")
-    start = jnp.full((2, 3), model.config.decoder_start_id, jnp.int32)
+    start = jnp.full((2, 3), model.config.start_id, jnp.int32)
     ids, logits = [start, jnp.full((2, 3), 5, jnp.int32)], []
     for index, last in enumerate(ids):
         out = model.apply(variables, last, state, jnp.asarray(index), method="decode_step")
         logits.append(out[0])
         state = out[1]
     return logits
+
+
+def test_what_a_search_finds_has_the_scores_of_teacher_forcing() -> None:
+    """The models differ in what their decoders read first."""
+    configs = [tiny(decoder_start_id=None), tiny()]
+    models, params = map(list, zip(*map(build, configs), strict=True))
+    source = jnp.asarray(make_batch([(7, 1), (3, 1)]).source)
+    decode = DecodeConfig(beam=4, n_best=4, penalty="none", max_length=6)
+    found = jax.jit(make_search(models, decode))(params, Lines(source))
+    target = found.ids.reshape(8, -1)
+    scored, _ = jax.jit(make_score(models))(params, [jnp.repeat(source, 4, axis=0), target])
+    np.testing.assert_allclose(found.scores.ravel(), scored.sum(axis=1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("beam", [pytest.param(1, marks=pytest.mark.long), 3])

@@ -30,6 +30,7 @@ EXPRESSIBLE: list[dict[str, Any]] = [
     {},
     {"norm": "pre", "activation": "gelu", "tied": "none", "output_bias": True},
     {"positions": "learned", "activation": "silu", "tied": "decoder", "bias": False},
+    {"decoder_start_id": None},
     {
         "activation": "swiglu",
         "position_layout": "halves",

@@ -161,6 +161,17 @@ def test_options_change_the_output(changes: dict[str, Any]) -> None:
     assert np.abs(plain - changed).max() > 1e-3
 
 
+def test_without_a_start_id_the_decoder_begins_with_zeros() -> None:
+    """As with a start symbol that is embedded as zeros."""
+    config, batch = tiny(tied="none", decoder_start_id=None), make_batch(LENGTHS)
+    batch.target_in[:, 0] = config.start_id
+    params = build(config)[1]
+    table = params["target_embedding"]["embedding"].at[PAD].set(0.0)
+    zeros = params | {"target_embedding": {"embedding": table}}
+    wanted, _ = forward(tiny(tied="none", decoder_start_id=PAD))(batch, None, zeros)
+    np.testing.assert_array_equal(forward(config)(batch, None, params)[0], wanted)
+
+
 def test_gelu_is_the_exact_one() -> None:
     """It is the same as PyTorch's default; the tanh approximation differs by up to 5e-4."""
     x = jnp.linspace(-4.0, 4.0, 15).reshape(1, 1, 15)

@@ -118,8 +118,8 @@ class Loader:
         and make two batches ahead. They end when the generator is closed.
         """
         chunk, start = position >> _BITS, position & ((1 << _BITS) - 1)
-        packed, start_id = self._config.data.packing, self._config.model.decoder_start_id
-        make = partial(make_batch, packed=packed, decoder_start_id=start_id)
+        packed, start_id = self._config.data.packing, self._config.model.start_id
+        make = partial(make_batch, packed=packed, start_id=start_id)
         for examples, plans, drawn in self._planned(chunk):
             epoch, number = divmod(chunk, self.chunks)
             batches = prefetch(map(partial(make, examples), plans[start:]))
@@ -227,13 +227,13 @@ def evaluation_batches(
     The shapes are chosen for `lengths`, by default those of the examples. Batches exceed
     `data.batch_tokens` where the longest pairs would not fit otherwise.
     """
-    options, start_id = config.data, config.model.decoder_start_id
+    options, start_id = config.data, config.model.start_id
     lengths = lengths or examples.lengths
     batch_tokens = max(options.batch_tokens, ROWS_MULTIPLE * int(lengths.longest().max()))
     shapes = choose_shapes(lengths, batch_tokens, options.shapes)
     for plan in group(examples.lengths_of(np.arange(len(examples))), shapes):
         part = take_rows(plan, shard)
-        yield make_batch(examples, part, packed=False, decoder_start_id=start_id)
+        yield make_batch(examples, part, packed=False, start_id=start_id)
 
 
 def prefetch(iterator: Iterator[Item], size: int = 2) -> Generator[Item, None, None]:
@@ -269,13 +269,13 @@ def take_rows(plan: Plan, shard: Shard) -> Plan:
     )
 
 
-def make_batch(examples: Examples, plan: Plan, *, packed: bool, decoder_start_id: int) -> Batch:
+def make_batch(examples: Examples, plan: Plan, *, packed: bool, start_id: int) -> Batch:
     """Returns the arrays of `plan`."""
     shape, rows, starts = plan.shape, plan.rows, plan.starts
     source = examples.source.take(plan.pairs)
     target = examples.target.take(plan.pairs)
     target_in = np.roll(target.ids, 1)
-    target_in[target.offsets[:-1]] = decoder_start_id
+    target_in[target.offsets[:-1]] = start_id
     to_source = partial(_scatter, source, rows, starts[:, 0], (shape.rows, shape.source))
     to_target = partial(_scatter, target, rows, starts[:, 1], (shape.rows, shape.target))
     batch = Batch(to_source(source.ids), to_target(target_in), to_target(target.ids))

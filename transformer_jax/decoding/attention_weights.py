@@ -53,7 +53,7 @@ def attention_weights(model: TrainedModel, source: str, target: str) -> Sentence
     if not tokenizers.source.encode(source):
         raise UserError("the sentence is blank; give one with words")
     ids, outputs = model.encode_pair(source, target)
-    inputs = [config.decoder_start_id, *outputs[:-1]]
+    inputs = [config.start_id, *outputs[:-1]]
     batch = Batch(*(np.array([row], np.int32) for row in (ids, inputs, outputs)))
     network = model.model.clone(kernel="reference", shards=1)  # the kernel that computes weights
     params = dequantize(jax.tree.map(np.asarray, model.params))

@@ -41,8 +41,7 @@ def make_step(models: Sequence[Model], params: Sequence[Params]) -> Step:
     def step(ids: Int[Array, "B K"], states: tuple[Any, ...], index: Int[Array, ""]) -> Any:
         logits, new_states = [], []
         for model, model_params, state in zip(models, params, states, strict=True):
-            start = model.config.decoder_start_id
-            previous = jnp.where(index == 0, start, ids).astype(jnp.int32)
+            previous = jnp.where(index == 0, model.config.start_id, ids).astype(jnp.int32)
             output: Any = model.apply(
                 {"params": model_params}, previous, state, index, method="decode_step"
             )

@@ -121,7 +121,7 @@ def make_score(
         for i, (model, model_params) in enumerate(zip(models, params, strict=True)):
             if heads is not None and i == 0:
                 model = model.clone(kernel="reference")  # which computes weights
-            start = jnp.full_like(target[:, :1], model.config.decoder_start_id)
+            start = jnp.full_like(target[:, :1], model.config.start_id)
             shifted = jnp.concatenate([start, target[:, :-1]], axis=1)
             variables = {"params": dequantize(model_params)}
             output: Any = model.apply(variables, Batch(source, shifted, target))

@@ -60,7 +60,8 @@ def export(config: ModelConfig, tokenizers: Tokenizers, params: Params, folder: 
     spec.config.layer_norm_epsilon = config.norm_eps
     spec.config.bos_token, spec.config.eos_token = names[BOS], names[EOS]
     spec.config.unk_token = names[UNK]
-    spec.config.decoder_start_token = names[config.decoder_start_id]
+    spec.config.decoder_start_token = names[config.start_id]
+    spec.decoder.start_from_zero_embedding = config.decoder_start_id is None
     spec.validate()
     spec.optimize(quantization="float32")
     folder.mkdir(parents=True)

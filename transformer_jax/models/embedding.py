@@ -11,6 +11,7 @@ from transformer_jax.attention.positions import position_table
 from transformer_jax.config import ModelConfig
 from transformer_jax.dropout import dropout
 from transformer_jax.errors import UserError
+from transformer_jax.special_ids import PAD
 from transformer_jax.types import Constrain, Hidden, Key, unconstrained
 
 
@@ -55,6 +56,8 @@ class Embedding(nn.Module):
         dtype = jnp.dtype(config.dtype)
         scale = config.d_model**0.5 if config.embedding_scale is None else config.embedding_scale
         x = self._look_up(ids, dtype) * jnp.asarray(scale, dtype)
+        if config.decoder_start_id is None:
+            x = jnp.where((ids == PAD)[..., None], jnp.zeros((), dtype), x)
         if self.table is not None:
             x = x + jnp.asarray(self.table, dtype)[positions]
         return dropout(self.constrain(x, ("batch", "length", None)), config.dropout, rng)

@@ -103,7 +103,7 @@ class Transformer(Model):
             self.source_embedding = Embedding(config, self.source_vocabulary, self.constrain)
         self.encoder = Encoder(config, self.kernel, self.constrain, self.remat)
         self.decoder = Decoder(config, self.kernel, self.constrain, self.remat)
-        if config.decoder_start_id >= self.target_vocabulary:
+        if config.start_id >= self.target_vocabulary:
             raise UserError(
                 f"model.decoder_start_id={config.decoder_start_id}: must be below the target's "
                 f"{self.target_vocabulary} ids"

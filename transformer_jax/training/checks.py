@@ -185,8 +185,8 @@ class Subject:
 
     def arrays(self, plan: Plan, packed: bool = False) -> Batch:
         """Returns the arrays of a batch."""
-        start_id = self.config.model.decoder_start_id
-        return make_batch(self.examples, plan, packed=packed, decoder_start_id=start_id)
+        start_id = self.config.model.start_id
+        return make_batch(self.examples, plan, packed=packed, start_id=start_id)
 
 
 def _on_one_device(config: Config, sizes: tuple[int, int]) -> StepSetup:

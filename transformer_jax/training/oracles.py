@@ -137,7 +137,9 @@ def visibility(model: Model, params: Params, batch: Batch) -> float:
     rows, length = np.asarray(batch.target_out).shape
     same_row = np.eye(rows, dtype=bool)[:, None, :, None]
     causal = np.tri(length, dtype=bool)[None, :, None, :]
-    seen = [same_row & (np.asarray(side) != PAD) for side in sides]
+    # The decoder may read `PAD` first, so that its tokens are known by what it predicts from them.
+    tokens = (batch.source, batch.target_out)[: len(sides)]
+    seen = [same_row & (np.asarray(side) != PAD) for side in tokens]
     seen[1:] = [each & causal for each in seen[1:]]
     asked = (np.asarray(batch.target_out) != PAD)[..., None, None]
     pairs = zip(jacobian, seen, strict=True)
