@@ -124,6 +124,8 @@ class Translate(SearchOptions):
     """Text file of how each output begins."""
     phrases: Annotated[str | None, arg(metavar="FILE")] = None
     """Phrases of each output, tabs between."""
+    shortlist: Annotated[str | None, arg(metavar="FILE")] = None
+    """Target ids likely for each source id (lex.*.bin)."""
     truncate: bool = False
     """Cut lines too long for the model."""
     align: Annotated[tuple[str, ...], several("LAYER")] = ()
@@ -301,6 +303,24 @@ class Average(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Import(Options):
+    """Make a run of a model that was trained elsewhere, with Marian or for Firefox.
+
+    transformer-jax import downloads/enpt --run=runs/enpt
+    """
+
+    source: Annotated[str, Positional, arg(metavar="PATH")]
+    """Folder of the model with its vocabularies, or the model's file."""
+    run: Annotated[str, arg(metavar="PATH")]
+    """Folder of the new run."""
+
+    def execute(self, config: ConfigArguments) -> None:
+        from transformer_jax.cli import import_model
+
+        import_model.run(self)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Export(ModelOptions):
     """Write a trained model in another format.
 
@@ -403,6 +423,7 @@ COMMANDS: dict[str, type[Options]] = {
     "attention": Attention,
     "plot": Plot,
     "average": Average,
+    "import": Import,
     "export": Export,
     "inspect": Inspect,
     "check": Check,

@@ -33,7 +33,7 @@ def export(options: Export) -> None:
     if options.format == "int8":
         config = replace(loaded.config, model=replace(model, weights="int8"))
         provenance = {"int8_of": {"run": loaded.folder.name, "step": step}}
-        runs.derive(replace(loaded, config=config), quantize(params), step, folder, provenance)
+        runs.create_with(quantize(params), step, folder, config, tokenizers, provenance)
     else:
         with _whole(folder) as unfinished:
             if options.format == "ctranslate2":

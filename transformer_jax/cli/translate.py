@@ -25,6 +25,8 @@ from transformer_jax.decoding.scoring import (
 )
 from transformer_jax.decoding.translator import WINDOW, Translation, Translator
 from transformer_jax.errors import UserError, printable
+from transformer_jax.interop.imported import digests
+from transformer_jax.interop.shortlist import Shortlist
 from transformer_jax.parallel.processes import (
     broadcast,
     is_coordinator,
@@ -46,10 +48,14 @@ def translate(options: Translate, arguments: ConfigArguments) -> None:
     _require_apart(inputs)
     changes = {"beam": options.beam, "truncate": options.truncate or None}
     translator = load_translator(options, arguments, heads, **changes)
+    lists = [] if options.shortlist is None else [Path(options.shortlist)]
+    for path in lists:
+        translator = translator.with_shortlist(Shortlist(path, translator.tokenizers))
     n_best = translator.config.decode.n_best
     if n_best > 1 and not options.json:
         raise UserError(f"decode.n_best={n_best}: needs --json; plain output has a line for each")
-    files, form = [name for name in inputs if name is not None], (options.json, options.align)
+    files = [name for name in inputs if name is not None]
+    form = options.json, options.align, digests(lists)
     depends_on = partial(_depends_on, options.run, translator, files, form)
     path = options.output if is_coordinator() else os.devnull
     with (

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from transformer_jax.special_ids import PAD
 
@@ -26,6 +26,8 @@ class Sentences(NamedTuple):
     prefix: Int[Array, "B P"] | None = None  # the first ids of each output, `PAD` after them
     keys: UInt32[Array, "B _"] | None = None  # data of the rngs of samples
     phrases: Int[Array, "B P L"] | None = None  # that each output must hold, `PAD` after them
+    candidates: Int[Array, " C"] | None = None  # the target ids that are scored; None: all
+    allowed: Bool[Array, "B C"] | None = None  # which of the candidates each output may hold
 
 
 class SearchContext(NamedTuple):

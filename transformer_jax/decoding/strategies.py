@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from jaxtyping import Array
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding import beam, ensemble, processors, search
 from transformer_jax.decoding.processors import LengthPenalty, Processor, Sentences
+from transformer_jax.models.parameter_paths import has_target_rows, map_with_paths
 from transformer_jax.models.quantization import dequantize
 from transformer_jax.models.transformer import Model
 from transformer_jax.special_ids import BOS, EOS, PAD
@@ -34,6 +36,11 @@ class Lines(NamedTuple):
     numbers: HostOrDeviceArray | None = None  # [B] int32, which seed the samples of each line
     prefix: HostOrDeviceArray | None = None  # [B, P] int32, with which outputs begin; then `PAD`
     phrases: HostOrDeviceArray | None = None  # [B, P, L] int32, which outputs hold; then `PAD`
+    candidates: HostOrDeviceArray | None = None  # [C] int32, of which outputs consist; None: all
+    allowed: HostOrDeviceArray | None = None  # [B, C] bool, those of each line
+
+    # With candidates, the ids of prefixes, phrases and outputs are indices of these. Special ids
+    # are their own indices.
 
 
 def choose_strategy(config: DecodeConfig, *, phrases: bool = False) -> search.Strategy:
@@ -133,7 +140,7 @@ def make_phases(
         params: Sequence[Params], progress: search.Progress, leave_at: HostOrDeviceArray
     ) -> tuple[search.Progress, Array, search.Hypotheses]:
         strategy, rules = search_of(progress.sentences, capacity(progress))
-        step = ensemble.make_step(models, list(map(dequantize, params)))
+        step = _make_step(models, list(map(dequantize, params)), progress.sentences)
         progress = search.extend_until(strategy, step, progress, rules, jnp.asarray(leave_at))
         hypotheses = strategy.hypotheses(progress.beam, rules)
         best = search.Hypotheses(*(x[:, : config.n_best] for x in hypotheses))
@@ -146,6 +153,26 @@ def make_phases(
         return progress._replace(beam=strategy.grow(progress.beam, length), state=state)
 
     return Phases(prefill, decode, grow)
+
+
+def _make_step(
+    models: Sequence[Model], params: Sequence[Params], sentences: Sentences
+) -> search.Step:
+    """Returns the step of the models; that among candidates is the step of smaller models."""
+    candidates, allowed = sentences.candidates, sentences.allowed
+    if candidates is None or allowed is None:
+        return ensemble.make_step(models, params)
+    sizes = dict.fromkeys(("source_vocabulary", "target_vocabulary"), candidates.shape[0])
+    rows = partial(
+        map_with_paths, lambda path, leaf: leaf[candidates] if has_target_rows(path) else leaf
+    )
+    step = ensemble.make_step([model.clone(**sizes) for model in models], [*map(rows, params)])
+
+    def among_candidates(ids: Array, state: Any, index: Array) -> Any:
+        logits, state, auxiliary = step(ids, state, index)
+        return jnp.where(allowed[:, None], logits, -jnp.inf), state, auxiliary
+
+    return among_candidates
 
 
 def make_search(
@@ -179,6 +206,8 @@ def _sentences(models: Sequence[Model], config: DecodeConfig, lines: Lines) -> S
         prefix=None if lines.prefix is None else jnp.asarray(lines.prefix),
         keys=keys,
         phrases=None if lines.phrases is None else jnp.asarray(lines.phrases),
+        candidates=None if lines.candidates is None else jnp.asarray(lines.candidates),
+        allowed=None if lines.allowed is None else jnp.asarray(lines.allowed),
     )
 
 

@@ -22,7 +22,7 @@ from transformer_jax.decoding.trained import Member, TrainedModel, padded
 from transformer_jax.errors import UserError
 from transformer_jax.parallel import processes
 from transformer_jax.parallel.compile import DETERMINISTIC, REPLICATED, compile_function
-from transformer_jax.special_ids import EOS, PAD
+from transformer_jax.special_ids import EOS, PAD, UNK
 from transformer_jax.text.files import windows
 from transformer_jax.text.sentences import split
 from transformer_jax.text.tokenizer import Tokenizers
@@ -34,6 +34,13 @@ step use one core, and the other batch uses those that are free meanwhile."""
 
 WINDOW = 4096
 """Number of lines that are sorted by length together. Longer input is translated in windows."""
+
+
+CANDIDATES = tuple(512 * factor for factor in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64))
+"""Numbers of candidates of a batch, each of which is a compiled program."""
+
+Shortlist = Callable[[Sequence[int]], Int[np.ndarray, " C"]]
+"""The ids of a source -> the target ids of which its translation may consist."""
 
 
 class Hypothesis(NamedTuple):
@@ -113,7 +120,7 @@ class Translator(TrainedModel):
         heads: HeadSelection | None = None,
     ) -> None:
         super().__init__(config, tokenizers, params, mesh, others)
-        self._cancelled = cancelled
+        self._cancelled, self._shortlist = cancelled, None
         self._use_phases()
         self._scorer = None if heads is None else Scorer.like(self, heads)
 
@@ -123,6 +130,13 @@ class Translator(TrainedModel):
             return self
         other = copy.copy(self)
         other.config = dataclasses.replace(self.config, decode=decode)
+        other._use_phases()
+        return other
+
+    def with_shortlist(self, shortlist: Shortlist) -> Translator:
+        """Returns a translator whose outputs consist of likely ids alone, which is faster."""
+        other = copy.copy(self)
+        other._shortlist = shortlist
         other._use_phases()
         return other
 
@@ -249,20 +263,25 @@ class Translator(TrainedModel):
             [lines_of(*batch) for batch in batches],
             # `cancelled` may ask other processes, which must be asked by all in the same order.
             threads=THREADS if one_device and self._cancelled is None else 1,
-            merge=one_device,
+            # Merged sentences would need the candidates of all.
+            merge=one_device and self._shortlist is None,
             done=done_with,
             cancelled=self._cancelled or (lambda: False),
             compiled=self._compiled,
         )
-        for (_, members), rows in zip(batches, loop.run(), strict=True):
-            for index, arrays in zip(members, rows, strict=False):
-                results[index] = self._hypotheses(*arrays)
+        for (_, members), lines, rows in zip(batches, loop.batches, loop.run(), strict=True):
+            for index, (ids, *numbers) in zip(members, rows, strict=False):
+                if lines.candidates is not None:
+                    ids = np.asarray(lines.candidates)[ids]
+                results[index] = self._hypotheses(ids, *numbers)
         self.compiling += loop.compiling
         return results
 
     def _lines(self, requests: Sequence[_Request], shape: tuple[int, int]) -> Lines:
         """Returns a batch of requests; prefixes and phrases have few shapes, too."""
         lines = Lines(source=padded([request.source for request in requests], shape))
+        if self._shortlist is not None:
+            lines, requests = self._among_candidates(lines, requests, self._shortlist)
         if any(request.prefix for request in requests):
             prefixes = [request.prefix for request in requests]
             longest = _power_of_two(max(map(len, prefixes)))
@@ -276,6 +295,34 @@ class Translator(TrainedModel):
                 array[row] = padded(of_line, (most, longest))
             lines = lines._replace(phrases=array)
         return lines
+
+    def _among_candidates(
+        self, lines: Lines, requests: Sequence[_Request], shortlist: Shortlist
+    ) -> tuple[Lines, list[_Request]]:
+        """Returns a batch with the candidates of its sentences, and the requests with their
+        indices in place of ids."""
+        each: list[np.ndarray] = []
+        for request in requests:
+            own = np.setdiff1d(shortlist(request.source), self._suppressed)
+            # Special ids are their own indices.
+            given = chain(range(UNK + 1), request.prefix, *request.phrases)
+            each.append(np.union1d(own, np.fromiter(given, np.int32)))
+        union = np.unique(np.concatenate(each)).astype(np.int32)
+        size = next((size for size in CANDIDATES if size >= len(union)), len(union))
+        allowed = np.ones((len(lines.source), size), bool)
+        allowed[: len(each)] = False
+        for row, ids in enumerate(each):
+            allowed[row, np.searchsorted(union, ids)] = True
+
+        def index(ids: list[int]) -> list[int]:
+            return np.searchsorted(union, ids).tolist()
+
+        requests = [
+            request._replace(prefix=index(request.prefix), phrases=[*map(index, request.phrases)])
+            for request in requests
+        ]
+        candidates = np.pad(union, (0, size - len(union)))
+        return lines._replace(candidates=candidates, allowed=allowed), requests
 
     def _hypotheses(
         self,
@@ -319,6 +366,7 @@ class Translator(TrainedModel):
         config = self.config
         options = DETERMINISTIC if config.execution.deterministic else None
         suppressed = [self.tokenizers.target.find(piece) for piece in config.decode.suppress]
+        self._suppressed = suppressed
         if EOS in suppressed:
             raise UserError(
                 "decode.suppress: must not hold the end symbol </s>, which ends outputs"
@@ -328,6 +376,8 @@ class Translator(TrainedModel):
             raise UserError(
                 f"decode.min_length={least}: must be below model.max_length={self.max_length}"
             )
+        if self._shortlist is not None:  # which leaves out the others; special ids keep their place
+            suppressed = [id for id in suppressed if id <= UNK]
         phases = make_phases(self.models, config.decode, suppressed)
         compiled = partial(compile_function, mesh=self.mesh, options=options)
         shardings = (None, REPLICATED, REPLICATED)  # each process reads what is done, and the ids

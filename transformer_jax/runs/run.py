@@ -157,19 +157,24 @@ def average(source: Run, steps: Sequence[int], folder: epath.PathLike) -> Run:
     source.require_float32()
     params = checkpoint.average(source.checkpoints, steps)
     provenance = {"average_of": {"run": source.folder.name, "steps": list(steps)}}
-    return derive(source, params, max(steps), folder, provenance)
+    return create_with(params, max(steps), folder, source.config, source.tokenizers, provenance)
 
 
-def derive(
-    source: Run, params: Params, step: int, folder: epath.PathLike, provenance: dict[str, Any]
+def create_with(
+    params: Params,
+    step: int,
+    folder: epath.PathLike,
+    config: Config,
+    tokenizers: Tokenizers,
+    provenance: dict[str, Any],
 ) -> Run:
-    """Creates a run in `folder` with the config of another and these parameters."""
+    """Creates a run in `folder` that has these parameters as its only checkpoint."""
 
     def save(checkpoints: AnyPath) -> None:
         with checkpoint.Checkpoints(checkpoints, keep=1) as writer:
             writer.save(step, {"weights": params}, {}, best=True)
 
-    return create(folder, source.config, source.tokenizers, provenance, save)
+    return create(folder, config, tokenizers, provenance, save)
 
 
 def exists(folder: epath.PathLike) -> bool:

@@ -62,7 +62,8 @@ class Tokenizer:
     """A SentencePiece model, and the table between its ids and ours.
 
     Our ids are `PAD`, `BOS`, `EOS`, `UNK`, then the model's other pieces in their order. `size` is
-    the number of ids and `digest` the SHA-256 of `model`.
+    the number of ids and `digest` the SHA-256 of `model`. `model_ids` are the model's own ids in
+    the order of ours; -1: the model has none.
 
     UserError: `model` is not a SentencePiece model.
     """
@@ -80,9 +81,9 @@ class Tokenizer:
         special = [getattr(self._processor, f"{name}_id")() for name in names]
         others = [i for i in range(model_size) if i not in special]
         self.size = len(special) + len(others)
-        self._to_model = special + others  # our id -> the model's; -1: the model has none
+        self.model_ids = special + others
         self._from_model = np.full(model_size, PAD, np.int32)
-        for id, model_id in enumerate(self._to_model):
+        for id, model_id in enumerate(self.model_ids):
             if model_id >= 0:
                 self._from_model[model_id] = id
 
@@ -118,7 +119,7 @@ class Tokenizer:
         if UNK in ids:
             return [*ids]
         try:
-            sampled = self._sampler.sample([self._to_model[i] for i in ids], sampling, repr(key))
+            sampled = self._sampler.sample([self.model_ids[i] for i in ids], sampling, repr(key))
         except ValueError as error:
             raise UserError(f"tokenizer.sampling={sampling}: {error}") from error
         return self._from_model[sampled].tolist()
@@ -129,7 +130,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of `ids` on one line, without `PAD`, `BOS` and `EOS`."""
-        model_ids = [self._to_model[i] for i in ids if i not in _NAMES]
+        model_ids = [self.model_ids[i] for i in ids if i not in _NAMES]
         return _one_line(self._processor.decode(model_ids))
 
     def normalize(self, text: str) -> str:
@@ -149,7 +150,7 @@ class Tokenizer:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Returns the piece of each id; `▁` marks the beginning of a word."""
         piece = self._processor.id_to_piece
-        return [_NAMES[i] if i in _NAMES else piece(self._to_model[i]) for i in ids]
+        return [_NAMES[i] if i in _NAMES else piece(self.model_ids[i]) for i in ids]
 
 
 _SIDES = ("source.model", "target.model")

@@ -1,0 +1,36 @@
+"""The command `import`, which makes a run of a model that was trained elsewhere."""
+
+from pathlib import Path
+
+from transformer_jax.cli.commands import Import
+from transformer_jax.config import Config, DataConfig, TokenizerConfig, TrainConfig, describe
+from transformer_jax.errors import UserError
+from transformer_jax.interop import marian
+from transformer_jax.interop.imported import digests
+from transformer_jax.models.make import check_model, count_parameters
+from transformer_jax.runs import run as runs
+
+
+def run(options: Import) -> None:
+    """Creates a run, whole or not at all."""
+    if runs.exists(options.run):
+        raise UserError(f"--run={options.run}: exists already; name a new folder")
+    source = Path(options.source)
+    if not source.exists():
+        raise UserError(f"{source}: no such file or folder")
+    read = marian.load
+    imported = read(source)
+    sizes = imported.tokenizers.sizes
+    config = Config(
+        model=imported.model,
+        tokenizer=TokenizerConfig(joint=imported.model.tied == "all", vocabulary=max(sizes)),
+        data=DataConfig(dev=()),
+        train=TrainConfig(steps=1),
+        decode=imported.decode,
+    )
+    check_model(config.model)
+    provenance = {"imported_from": {"path": source.name, "sha256": digests(imported.files)}}
+    runs.create_with(imported.params, 0, options.run, config, imported.tokenizers, provenance)
+    millions = count_parameters(config.model, *sizes) / 1e6
+    about = f"{millions:.1f} M parameters, {sizes[0]:,} source ids, {sizes[1]:,} target ids"
+    print("\n".join([f"{options.run}: {about}", *describe(config)]))

@@ -1,0 +1,37 @@
+"""What the readers of models trained elsewhere share."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from transformer_jax.config import DecodeConfig, ModelConfig
+from transformer_jax.errors import UserError
+from transformer_jax.text.tokenizer import Tokenizers
+from transformer_jax.types import Params
+
+NEVER = -100.0
+"""Bias of the logits of ids that the other vocabulary lacks: their probability is 0 in float32."""
+
+
+class Imported(NamedTuple):
+    """A model that was trained elsewhere."""
+
+    model: ModelConfig
+    decode: DecodeConfig  # the search that it comes with
+    tokenizers: Tokenizers
+    params: Params
+    files: Sequence[Path]  # that were read
+
+
+def read_file(path: Path) -> bytes:
+    """Returns the bytes of a file. UserError: it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from error
+
+
+def digests(files: Sequence[Path]) -> dict[str, str]:
+    """Returns the SHA-256 of each file by its name."""
+    return {path.name: hashlib.sha256(read_file(path)).hexdigest() for path in files}

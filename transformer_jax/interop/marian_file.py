@@ -1,0 +1,149 @@
+"""Reads the arrays and options in a model file of Marian: `.npz` or `.bin`, also Firefox's.
+
+A `.bin` holds, in little-endian order: the version 1 and the number of arrays; for each the length
+of its name, its type, its rank and the size of its data (64 bits each); the names, which end with
+NUL; the dimensions (32 bits each); padding, whose size comes first; the data. Data of 8-bit
+matrices is followed by the multiplier of their values.
+"""
+
+import io
+import math
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from transformer_jax.errors import UserError
+from transformer_jax.interop.imported import read_file
+
+_OPTIONS = "special:model.yml"
+_FLOAT32, _CHARACTERS, _INTGEMM8 = 0x404, 0x101, 0x4101  # types of arrays
+_MOST_ARRAYS, _MOST_DIMENSIONS, _LONGEST_NAME = 1 << 16, 8, 1 << 12
+_DEFLATE = 1032  # bytes that one compressed byte can hold
+
+
+class MarianFile(NamedTuple):
+    """A model: the options that it was made with, and its arrays in float32."""
+
+    options: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+def read(path: Path) -> MarianFile:
+    """Reads a model file. UserError: it is none, cut or damaged, or has arrays of unknown types."""
+    data = read_file(path)
+    try:
+        arrays = _read_npz(data) if data.startswith(b"PK\3\4") else _read_bin(data)
+        text = arrays.pop(_OPTIONS, None)
+        if text is None:
+            raise UserError(f"{_OPTIONS}: no such array, so it is no model of Marian")
+        options = yaml.safe_load(text.tobytes().rstrip(b"\0").decode())
+        if not isinstance(options, dict):
+            raise UserError(f"{_OPTIONS}: must hold options")
+        for name, array in arrays.items():
+            if not np.isfinite(array).all():
+                raise UserError(f"{name}: has a value that is not finite; the file is damaged")
+    except (ValueError, yaml.YAMLError, zipfile.BadZipFile, EOFError, struct.error) as error:
+        raise UserError(f"{path}: {error}") from error
+    return MarianFile(options, arrays)
+
+
+def _read_npz(data: bytes) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for member in archive.infolist():
+            name = member.filename.removesuffix(".npy")
+            if member.file_size > _DEFLATE * max(member.compress_size, 1):
+                raise UserError(
+                    f"{name}: claims {member.file_size} bytes, more than the file holds"
+                )
+            with archive.open(member) as file:
+                arrays[name] = _read_npy(name, file.read())
+    return arrays
+
+
+def _read_npy(name: str, data: bytes) -> np.ndarray:
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+    shape, fortran, dtype = read_header[version[0]](file)
+    if dtype not in (np.float32, np.int8) or fortran:
+        raise UserError(f"{name}: has the type {dtype}; must be float32")
+    left = len(data) - file.tell()
+    if math.prod(shape) * dtype.itemsize != left:
+        raise UserError(f"{name}: has the shape {shape}, but {left} bytes of data")
+    return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape)
+
+
+class _Reader:
+    """Reads values one after the other, never beyond the end."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.offset = data, 0
+
+    def take(self, size: int, what: str) -> bytes:
+        left = len(self.data) - self.offset
+        if size > left:
+            raise UserError(f"{what}: needs {size} bytes, but the file ends after {left}")
+        self.offset += size
+        return self.data[self.offset - size : self.offset]
+
+    def numbers(self, kind: str, count: int, what: str) -> tuple[int, ...]:
+        layout = f"<{count}{kind}"
+        return struct.unpack(layout, self.take(struct.calcsize(layout), what))
+
+
+def _read_bin(data: bytes) -> dict[str, np.ndarray]:
+    reader = _Reader(data)
+    version, count = reader.numbers("Q", 2, "header")
+    if version != 1 or not 0 < count <= _MOST_ARRAYS:
+        raise UserError("is no model of Marian: it is neither .npz nor version 1 of .bin")
+    headers = [reader.numbers("Q", 4, f"header of array {i}") for i in range(count)]
+    names = [_read_name(reader, header[0]) for header in headers]
+    shapes = [_read_shape(reader, *each) for each in zip(names, headers, strict=True)]
+    (padding,) = reader.numbers("Q", 1, "padding")
+    reader.take(padding, "padding")
+    arrays: dict[str, np.ndarray] = {}
+    for name, shape, (_, kind, _, size) in zip(names, shapes, headers, strict=True):
+        values = _read_values(name, kind, shape, reader.take(size, name))
+        if name in arrays:
+            raise UserError(f"{name}: occurs twice")
+        if not name.endswith("_QuantMultA"):  # scales of activations in Marian's 8-bit products
+            arrays[name] = values
+    return arrays
+
+
+def _read_name(reader: _Reader, length: int) -> str:
+    if not 0 < length <= _LONGEST_NAME:
+        raise UserError(f"name of an array: has {length} bytes; the file is damaged")
+    return reader.take(length, "name of an array")[:-1].decode()
+
+
+def _read_shape(reader: _Reader, name: str, header: tuple[int, ...]) -> tuple[int, ...]:
+    if header[2] > _MOST_DIMENSIONS:
+        raise UserError(f"{name}: has {header[2]} dimensions; the file is damaged")
+    shape = reader.numbers("i", header[2], f"shape of {name}")
+    if min(shape, default=1) < 1:
+        raise UserError(f"{name}: has the shape {shape}; the file is damaged")
+    return shape
+
+
+def _read_values(name: str, kind: int, shape: tuple[int, ...], data: bytes) -> np.ndarray:
+    count = math.prod(shape)
+    sizes = {_FLOAT32: 4 * count, _CHARACTERS: count, _INTGEMM8: count + 4}
+    if kind not in sizes:
+        raise UserError(f"{name}: has the type {kind:#x}; must be float32 or intgemm8")
+    if sizes[kind] > len(data):
+        raise UserError(f"{name}: has the shape {shape}, but {len(data)} bytes of data")
+    if kind == _FLOAT32:
+        return np.frombuffer(data, "<f4", count).reshape(shape)
+    values = np.frombuffer(data, np.int8, count)
+    if kind == _CHARACTERS:
+        return values
+    (multiplier,) = struct.unpack_from("<f", data, count)
+    values = values.astype(np.float32) / np.float32(multiplier)
+    # Products take the transposed matrix; rows of embeddings are looked up.
+    return values.reshape(shape) if name.endswith("Wemb") else values.reshape(shape[::-1]).T

@@ -1,0 +1,107 @@
+"""SentencePiece models with the ids of another file, as those of OPUS-MT and Hugging Face need."""
+
+import importlib
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from transformer_jax.errors import UserError
+from transformer_jax.special_ids import UNK
+from transformer_jax.text.subwords import read
+from transformer_jax.text.tokenizer import Tokenizer
+
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
+_BPE = 2
+"""Types of pieces and of models in SentencePiece's file format."""
+
+_LANGUAGE = re.compile(">>.+<<")
+"""A piece at the beginning of a source that names the language to translate into."""
+
+_EOS, _UNK, _PAD = "</s>", "<unk>", "<pad>"
+
+
+class Vocabulary(NamedTuple):
+    """A tokenizer, and how many of its model's ids the model of another framework has."""
+
+    tokenizer: Tokenizer
+    size: int
+
+    def rows(
+        self, name: str, table: Float[np.ndarray, "V *D"], new: float | None = None
+    ) -> Float[np.ndarray, "W *D"]:
+        """Returns a table of the other model with the rows of our ids.
+
+        new: the values of ids that the other model lacks; None: 0 for special ids, and the row of
+        <unk> for pieces, which the other model reads as <unk>. UserError: the table has another
+        size.
+        """
+        if len(table) != self.size:
+            raise UserError(f"{name}: has {len(table)} rows; must be {self.size}, one for each id")
+        ids = np.asarray(self.tokenizer.model_ids)
+        unknown = np.broadcast_to(
+            table[ids[UNK]], (int(ids.max()) + 1 - self.size, *table.shape[1:])
+        )
+        table = np.concatenate([table, unknown, np.zeros_like(table[:1])])  # the last is that of -1
+        rows = table[ids]
+        if new is not None:
+            rows[(ids < 0) | (ids >= self.size)] = new
+        return rows
+
+
+def own(model: bytes) -> Vocabulary:
+    """Returns the vocabulary of a SentencePiece model whose ids are those of the other model."""
+    tokenizer = Tokenizer(model)
+    return Vocabulary(tokenizer, max(tokenizer.model_ids) + 1)
+
+
+def numbered(models: Sequence[bytes], ids: Any) -> list[Vocabulary]:
+    """Returns vocabularies that segment like SentencePiece models, with these ids of their pieces.
+
+    They have the same ids. Pieces that a model lacks are only decoded, but for names of languages,
+    which are one token each. Pieces of a model that have no id follow behind those that have.
+
+    ids: the id of each piece, as read from a file. UserError: a model is none of SentencePiece, or
+    the ids do not count from 0, or lack </s> or <unk>.
+    """
+    if not isinstance(ids, dict) or not all(type(name) is str for name in ids):
+        raise UserError("must hold the id of each piece")
+    if sorted(map(str, ids.values())) != sorted(map(str, range(len(ids)))):
+        raise UserError("the ids of the pieces must be different and count from 0")
+    if missing := {_EOS, _UNK} - {*ids}:
+        raise UserError(f"has no piece {min(missing)}")
+    names = dict.fromkeys(sorted(ids, key=ids.__getitem__))
+    for model in models:
+        Tokenizer(model)  # checks it
+        pieces = read(model)[1]
+        names |= dict.fromkeys(
+            each.text for each in pieces if each.kind not in (_UNKNOWN, _CONTROL)
+        )
+    return [Vocabulary(_with_pieces(model, [*names]), len(ids)) for model in models]
+
+
+def _with_pieces(model: bytes, names: Sequence[str]) -> Tokenizer:
+    # Its classes are made when it is imported, unknown to type checkers.
+    module: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+    proto = module.ModelProto.FromString(model)
+    old = {each.piece: each for each in proto.pieces if each.type not in (_UNKNOWN, _CONTROL)}
+    # So low that BPE merges nothing into such a piece before all merges of its own.
+    lowest = min(each.score for each in old.values()) - 1
+    unused = lowest if proto.trainer_spec.model_type == _BPE else 0.0
+    pieces = []
+    for name in names:
+        kind, text = _UNUSED, name
+        if name in (_EOS, _PAD, _UNK):
+            kind = _UNKNOWN if name == _UNK else _CONTROL
+        elif _LANGUAGE.fullmatch(name):
+            kind, text = _USER_DEFINED, f"▁{name}"
+        new = module.ModelProto.SentencePiece(piece=text, score=unused, type=kind)
+        pieces.append(old.get(name, new))
+    spec = proto.trainer_spec
+    spec.eos_piece, spec.unk_piece, spec.pad_piece = _EOS, _UNK, _PAD
+    spec.vocab_size = len(pieces)
+    del proto.pieces[:]
+    proto.pieces.extend(pieces)
+    return Tokenizer(proto.SerializeToString())
