@@ -212,7 +212,8 @@ class ModelConfig(_Section):
     """The decoder's attention over the encoder's output."""
     self_layer: str = "attention"
     """The decoder's sub-layer that sees earlier positions: attention (self-attention, as in the
-    paper), or the label of a layer of your own."""
+    paper), ssru (the simpler simple recurrent unit of Kim et al. 2019, whose decoding is faster),
+    or the label of a layer of your own."""
     attention_dropout: float = 0.0
     """Dropout rate of attention weights."""
     ffn_dropout: float = 0.0

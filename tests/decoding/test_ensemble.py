@@ -1,6 +1,7 @@
 """Ensembles: the mean of probabilities, of models of different sizes with the same ids."""
 
 import copy
+import itertools
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,10 +17,11 @@ from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.ensemble import make_step, prefill
 from transformer_jax.decoding.scoring import Scorer, make_score
 from transformer_jax.decoding.strategies import Lines, make_search
-from transformer_jax.decoding.trained import Member
+from transformer_jax.decoding.trained import Member, padded
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.runs.run import Run
+from transformer_jax.special_ids import BOS, EOS, UNK
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.training.validation import evaluate
 
@@ -61,16 +63,25 @@ def _alone(model: Any, params: Any, source: Any) -> list[Any]:
     return logits
 
 
-def test_what_a_search_finds_has_the_scores_of_teacher_forcing() -> None:
-    """The models differ in what their decoders read first."""
-    configs = [tiny(decoder_start_id=None), tiny()]
-    models, params = map(list, zip(*map(build, configs), strict=True))
-    source = jnp.asarray(make_batch([(7, 1), (3, 1)]).source)
-    decode = DecodeConfig(beam=4, n_best=4, penalty="none", max_length=6)
+def test_a_beam_as_wide_as_the_space_is_brute_force() -> None:
+    """Of models that differ in what their decoders read first and in how these see it later."""
+    configs = [tiny(decoder_start_id=None), tiny(layers=2, self_layer="ssru")]
+    models, params = map(list, zip(*(build(config, 4, 4) for config in configs), strict=True))
+    outputs = [
+        ids
+        for length in range(1, 5)
+        for ids in itertools.product((BOS, EOS, UNK), repeat=length)
+        if EOS not in ids[:-1] and (length == 4 or ids[-1] == EOS)
+    ]
+    count, target = len(outputs), padded(outputs, (len(outputs), 4))
+    source = np.array([[UNK, BOS, UNK, EOS]], np.int32)
+    decode = DecodeConfig(beam=count, n_best=count, penalty="none", max_length=4)
     found = jax.jit(make_search(models, decode))(params, Lines(source))
-    target = found.ids.reshape(8, -1)
-    scored, _ = jax.jit(make_score(models))(params, [jnp.repeat(source, 4, axis=0), target])
-    np.testing.assert_allclose(found.scores.ravel(), scored.sum(axis=1), rtol=1e-5)
+    scored, _ = jax.jit(make_score(models))(params, [np.repeat(source, count, axis=0), target])
+    scores = np.sum(scored, axis=1)
+    order = np.argsort(-scores)
+    np.testing.assert_array_equal(found.ids[0], target[order])
+    np.testing.assert_allclose(found.scores[0], scores[order], rtol=1e-5)
 
 
 @pytest.mark.parametrize("beam", [pytest.param(1, marks=pytest.mark.long), 3])

@@ -1,16 +1,20 @@
 """What the paths of parameters say is true of the parameters of a model."""
 
+from dataclasses import replace
+
+import pytest
 from common import build, flat, tiny
 
 from transformer_jax.models.parameter_paths import dimension_names
 
-SIZES = {"d_model": 16, "heads": 4, "head_size": 4, "d_ff": 32, "vocabulary": 12}
+SIZES = {"d_model": 16, "heads": 4, "head_size": 4, "state": 16, "d_ff": 32, "vocabulary": 12}
 
 
-def test_names_of_dimensions_fit_the_shapes() -> None:
+@pytest.mark.parametrize("layer", ["attention", "ssru"])
+def test_names_of_dimensions_fit_the_shapes(layer: str) -> None:
     """Also of a state that holds parameters, whose paths are longer."""
     config = tiny(heads=4, d_ff=32, tied="none", activation="swiglu", output_bias=True)
-    _, params = build(config, 12, 12)
+    _, params = build(replace(config, self_layer=layer), 12, 12)
     unnamed = {"scale", "bias"}
     for path, leaf in flat(params).items():
         names = dimension_names(path)

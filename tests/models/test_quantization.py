@@ -47,9 +47,10 @@ def test_rows_of_zeros_stay_zeros() -> None:
     np.testing.assert_array_equal(restored["x_embedding"]["embedding"], 0)
 
 
-def test_all_but_a_few_bytes_are_of_matrices() -> None:
+@pytest.mark.parametrize("layer", ["attention", "ssru"])
+def test_all_but_a_few_bytes_are_of_matrices(layer: str) -> None:
     def size(weights: str) -> int:
-        tree = abstract_params(replace(TINY, weights=weights), 4000, 4000)
+        tree = abstract_params(replace(TINY, weights=weights, self_layer=layer), 4000, 4000)
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
     assert size("int8") <= 0.3 * size("float32")

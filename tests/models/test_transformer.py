@@ -267,8 +267,9 @@ def test_empty_rows_are_finite_and_have_no_gradient(norm: Any) -> None:
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
-def test_packed_loss_and_gradients_are_the_unpacked() -> None:
-    run, batch = gradient(tiny()), make_batch(LENGTHS)
+@pytest.mark.parametrize("layer", ["attention", "ssru"])
+def test_packed_loss_and_gradients_are_the_unpacked(layer: str) -> None:
+    run, batch = gradient(tiny(self_layer=layer)), make_batch(LENGTHS)
     (apart, count), wanted = run(batch)
     (together, packed_count), gradients = run(pack(batch, [[2, 0], [3, 1]], 18))
     assert packed_count == count == 13

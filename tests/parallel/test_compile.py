@@ -48,9 +48,9 @@ def with_empty_rows(batch: Batch, multiple: int) -> Batch:
 
 
 @cache
-def start(trained: bool) -> tuple[Any, Any, Any]:
+def start(trained: bool, layer: str) -> tuple[Any, Any, Any]:
     """A step whose state after it holds the gradient, and the state before any step or after 30."""
-    model, params = build(tiny(), VOCABULARY, VOCABULARY)
+    model, params = build(tiny(self_layer=layer), VOCABULARY, VOCABULARY)
     keep = optax.chain(optax.trace(0.0), optax.scale(-1e-3))  # the trace is the gradient
     if trained:
         learn = partial(train_step, loss=loss_of(model), optimizer=optax.sgd(1e-2, 0.9))
@@ -62,9 +62,16 @@ def start(trained: bool) -> tuple[Any, Any, Any]:
 
 
 @cache
-def update(how: str, config: MeshConfig, accumulate: int, batch: str, trained: bool) -> Any:
+def update(
+    how: str,
+    config: MeshConfig,
+    accumulate: int,
+    batch: str,
+    trained: bool,
+    layer: str = "attention",
+) -> Any:
     """Two updates of the model: the gradient of the first, and the metrics of both."""
-    model, keep, first = start(trained)
+    model, keep, first = start(trained, layer)
     mesh = make_mesh(config, jax.devices()[: config.data * config.fsdp * config.tensor])
     if how == "jit":
         kernel, shards = shard_kernel("blockwise", mesh), data_parallel_size(mesh)
@@ -112,6 +119,11 @@ def test_meshes_and_executors_agree(
     np.testing.assert_allclose(results[0]["loss"], metrics[0]["loss"], rtol=1e-5)
     np.testing.assert_allclose(results[0]["grad_norm"], metrics[0]["grad_norm"], rtol=1e-5)
     np.testing.assert_allclose(results[1]["loss"], metrics[1]["loss"], rtol=1e-5)
+
+
+def test_a_recurrence_on_a_mesh_has_the_same_gradient() -> None:
+    gradients = [update("jit", config, 1, "packed", False, "ssru")[0] for config in (ALL, ONE)]
+    assert_gradients_close(*gradients, tolerance=1e-5)
 
 
 def test_dropout_does_not_depend_on_the_mesh() -> None:

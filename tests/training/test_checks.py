@@ -30,6 +30,7 @@ def failures(config: Config, folder: Path, names: set[str]) -> set[str]:
     ("layer", "wanted"),
     [
         ("Mean", set()),
+        pytest.param("ssru", set(), marks=pytest.mark.long),
         ("LosesItsState", {"decoding with caches"}),
         pytest.param("ForgetsWhenItGrows", {"decoding with caches"}, marks=pytest.mark.long),
         pytest.param("AveragesItsLoss", {"accumulation"}, marks=pytest.mark.long),
@@ -43,7 +44,7 @@ def failures(config: Config, folder: Path, names: set[str]) -> set[str]:
 def test_a_broken_layer_is_named(
     layer: str, wanted: set[str], tiny_config: Config, tmp_path: Path
 ) -> None:
-    assert layer in {each.__name__ for each in LAYERS}
+    assert layer in {"ssru", *(each.__name__ for each in LAYERS)}
     config = replace(tiny_config, model=tiny(self_layer=layer))
     assert failures(config, tmp_path, OF_MODEL - {"packing"}) == wanted
 

@@ -29,6 +29,7 @@ MODELS = {
     "latent": tiny(max_length=64, cross_attention=AttentionConfig("latent")),
     "local-p, packed": tiny(max_length=64, encoder_attention=AttentionConfig("local-p", window=3)),
     "hard": tiny(layers=2, max_length=64, cross_attention=AttentionConfig("hard", layer=1)),
+    "ssru": tiny(max_length=64, self_layer="ssru"),
     "classifier": tiny(max_length=64, labels=50, tied="none"),
 }
 RARE = ("local-p", "latent", "hard")
@@ -40,7 +41,7 @@ RARE = ("local-p", "latent", "hard")
     [pytest.param(n, marks=[pytest.mark.long] * (n in RARE)) for n in MODELS],
 )
 def test_operations_are_those_of_the_step_at_each_shape(name: str) -> None:
-    packing = name in ("soft", "local-p, packed")
+    packing = name in ("soft", "ssru", "local-p, packed")
     setup = setup_of(MODELS[name], data=DataConfig(packing=packing))
     alone = replace(setup, model=setup.model.clone(kernel="reference"))
     costs = StepCosts(setup)

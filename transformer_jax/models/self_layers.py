@@ -19,6 +19,7 @@ import flax.linen as nn
 
 from transformer_jax.attention import AnyKernel, MultiHeadAttention
 from transformer_jax.config import ModelConfig, look_up
+from transformer_jax.models.ssru import SSRU
 from transformer_jax.types import Constrain, unconstrained
 
 
@@ -43,7 +44,8 @@ SELF_LAYERS = {
         partial(MultiHeadAttention, role="decoder_attention"),
         ("sinusoidal", "learned", "rotary", "alibi", "relative", "none"),
         attention=True,
-    )
+    ),
+    "ssru": SelfLayer(SSRU),
 }
 """The kinds of layers by the config's `self_layer`."""
 

@@ -32,6 +32,7 @@ MESH_AXES: dict[str, str | tuple[str, ...] | None] = {
     "d_model": None,
     "heads": TENSOR,
     "head_size": None,
+    "state": TENSOR,
     "d_ff": TENSOR,
     "vocabulary": TENSOR,
 }

@@ -34,9 +34,10 @@ class StepCosts:
     """What a training step costs, as a function of the shape of its batch.
 
     The step is traced once, with symbolic sizes, or once for each shape where the model compares
-    sizes. Attention is that of the kernel `reference`, whose operations can be counted: it computes
-    the scores of all pairs of positions, as is usual where the utilization of devices is reported.
-    The costs do not depend on how `setup` is executed; remat is as in `ExecutionConfig`.
+    sizes or scans positions. Attention is that of the kernel `reference`, whose operations can be
+    counted: it computes the scores of all pairs of positions, as is usual where the utilization of
+    devices is reported. The costs do not depend on how `setup` is executed; remat is as in
+    `ExecutionConfig`.
     """
 
     def __init__(self, setup: StepSetup) -> None:
@@ -48,8 +49,8 @@ class StepCosts:
         """Returns the operations, and the bytes kept for the backward pass."""
         try:
             sizes = self._trace(remat, None if self._symbolic else shape)
-        except jax.errors.InconclusiveDimensionOperation:  # such as min(8, length) in a kind
-            self._symbolic = False
+        except (jax.errors.InconclusiveDimensionOperation, NotImplementedError):
+            self._symbolic = False  # such as min(8, length) in a kind, or an associative scan
             sizes = self._trace(remat, shape)
         return _evaluate(sizes[0], shape), _evaluate(sizes[1], shape)
 
