@@ -55,7 +55,7 @@ _SUBLAYERS = {
     "self_attention/key": "self_Wk self_bk",
     "self_attention/value": "self_Wv self_bv",
     "self_attention/out": "self_Wo self_bo",
-    "self_attention/input": "rnn_W",
+    "self_attention/candidate": "rnn_W",
     "self_attention/forget": "rnn_Wf rnn_bf",
     "cross_attention/query": "context_Wq context_bq",
     "cross_attention/key": "context_Wk context_bk",
