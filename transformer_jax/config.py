@@ -188,8 +188,8 @@ class ModelConfig(_Section):
     """Wavelengths of the sinusoids i = 0 to D/2 - 1: 2π · 10000^(2i/D), as in the paper (paper), or
     2π · 10000^(i/(D/2 - 1)), as in Marian, Tensor2Tensor and fairseq (marian)."""
     activation: str = "relu"
-    """Hidden layer of the feed-forward network: relu (as in the paper), gelu (the exact one), silu
-    or swiglu (silu with a gate)."""
+    """Hidden layer of the feed-forward network: relu (as in the paper), gelu (the exact one),
+    quick_gelu (x σ(1.702 x)), silu or swiglu (silu with a gate)."""
     tied: Literal["all", "decoder", "none"] = "all"
     """What shares one matrix: both embeddings and the logits (all), the target embeddings and the
     logits (decoder), nothing (none). With all, both sides also share learned positions."""

@@ -30,7 +30,7 @@ EXPRESSIBLE: list[dict[str, Any]] = [
     {},
     {"norm": "pre", "activation": "gelu", "tied": "none", "output_bias": True},
     {"positions": "learned", "activation": "silu", "tied": "decoder", "bias": False},
-    {"decoder_start_id": None},
+    {"decoder_start_id": None, "activation": "quick_gelu"},
     {
         "activation": "swiglu",
         "position_layout": "halves",

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -172,15 +172,22 @@ def test_without_a_start_id_the_decoder_begins_with_zeros() -> None:
     np.testing.assert_array_equal(forward(config)(batch, None, params)[0], wanted)
 
 
-def test_gelu_is_the_exact_one() -> None:
-    """It is the same as PyTorch's default; the tanh approximation differs by up to 5e-4."""
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("gelu", lambda x: x * (1 + math.erf(x / 2**0.5)) / 2),
+        ("quick_gelu", lambda x: x / (1 + math.exp(-1.702 * x))),
+    ],
+)
+def test_gelus_are_those_of_their_formulas(name: str, wanted: Callable[[float], float]) -> None:
+    """gelu is PyTorch's default; its tanh approximation differs by up to 5e-4."""
     x = jnp.linspace(-4.0, 4.0, 15).reshape(1, 1, 15)
     eye = {"kernel": jnp.eye(15), "bias": jnp.zeros(15)}
-    config = ModelConfig(d_model=15, heads=3, d_ff=15, positions="learned", activation="gelu")
+    config = ModelConfig(d_model=15, heads=3, d_ff=15, positions="learned", activation=name)
     params = {"in": eye, "out": eye}
     output, _ = FeedForward(config).apply({"params": params}, x, None)
-    wanted = [value * (1 + math.erf(value / 2**0.5)) / 2 for value in x.ravel().tolist()]
-    np.testing.assert_allclose(jnp.ravel(jnp.asarray(output)), wanted, atol=1e-6)
+    values = [wanted(value) for value in x.ravel().tolist()]
+    np.testing.assert_allclose(jnp.ravel(jnp.asarray(output)), values, atol=1e-6)
 
 
 def test_a_hidden_layer_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def test_a_broken_layer_is_named(
     layer: str, wanted: set[str], tiny_config: Config, tmp_path: Path
 ) -> None:
     assert layer in {"ssru", *(each.__name__ for each in LAYERS)}
-    config = replace(tiny_config, model=tiny(self_layer=layer))
+    config = replace(tiny_config, model=tiny(self_layer=layer, decoder_start_id=None))
     assert failures(config, tmp_path, OF_MODEL - {"packing"}) == wanted
 
 

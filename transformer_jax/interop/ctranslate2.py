@@ -12,7 +12,13 @@ from transformer_jax.special_ids import BOS, EOS, UNK
 from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.types import Params
 
-ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
+ACTIVATIONS = {
+    "relu": "RELU",
+    "gelu": "GELU",
+    "quick_gelu": "GELUSigmoid",
+    "silu": "SWISH",
+    "swiglu": "SWISH",
+}
 """CTranslate2's names of activations."""
 
 

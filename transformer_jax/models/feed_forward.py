@@ -19,6 +19,7 @@ Project = Callable[[str], Float[Array, "B T F"]]
 ACTIVATIONS: dict[str, Callable[[Project], Float[Array, "B T F"]]] = {
     "relu": lambda project: nn.relu(project("in")),
     "gelu": lambda project: nn.gelu(project("in"), approximate=False),
+    "quick_gelu": lambda project: nn.silu(1.702 * project("in")) / 1.702,
     "silu": lambda project: nn.silu(project("in")),
     "swiglu": lambda project: nn.silu(project("gate")) * project("in"),
 }
