@@ -49,6 +49,9 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 """Options by which models differ, with the values that have a counterpart here."""
 
+_LARGEST_OPTIONS = 1 << 16
+"""Size of a file of options in bytes."""
+
 _BIAS = "decoder_ff_logit_out_b"
 _SUBLAYERS = {
     "self_attention/query": "self_Wq self_bq",
@@ -170,6 +173,7 @@ def _their_name(path: str, config: ModelConfig) -> str:
     fixed = {
         "source_embedding/embedding": "encoder_Wemb",
         "target_embedding/embedding": "Wemb" if config.tied == "all" else "decoder_Wemb",
+        "source_embedding/positions": "Wpos",
         "target_embedding/positions": "Wpos",
         "output": "decoder_ff_logit_out_W",
         "output_bias": _BIAS,
@@ -204,7 +208,8 @@ def _find_vocabularies(folder: Path) -> tuple[Mapping[str, Any], list[Path]]:
     A YAML file of the decoder names them; otherwise they are the SentencePiece models there.
     """
     for path in sorted(folder.glob("*.yml")):
-        options = _read_yaml(path)
+        # Vocabularies are larger and take seconds.
+        options = _read_yaml(path) if path.stat().st_size < _LARGEST_OPTIONS else None
         if isinstance(options, dict) and isinstance(options.get("vocabs"), list):
             names = [str(name) for name in options["vocabs"]]
             if len(names) != 2 or any(Path(name).name != name for name in names):

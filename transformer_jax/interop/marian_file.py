@@ -98,7 +98,7 @@ class _Reader:
 
 def _read_bin(data: bytes) -> dict[str, np.ndarray]:
     reader = _Reader(data)
-    version, count = reader.numbers("Q", 2, "header")
+    version, count = reader.numbers("Q", 2, "header") if len(data) >= 16 else (0, 0)
     if version != 1 or not 0 < count <= _MOST_ARRAYS:
         raise UserError("is no model of Marian: it is neither .npz nor version 1 of .bin")
     headers = [reader.numbers("Q", 4, f"header of array {i}") for i in range(count)]
