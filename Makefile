@@ -1,6 +1,8 @@
 # Two commands to begin with: `make quickstart` and `make test`.
 PYTHON ?= python3
 PYTHON_NEWEST ?= python3.12
+# With peers, the tests compare with PyTorch, Hugging Face's transformers and Firefox's engines, too.
+EXTRAS ?= dev
 
 PY := .venv/bin/python
 RUN := .venv/bin/transformer-jax
@@ -10,7 +12,7 @@ PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 MATHJAX := mathjax@3.2.2
-MEASUREMENTS := attention decode devices faults million_lines real_sizes remat scaling windows
+MEASUREMENTS := attention decode devices faults interop million_lines real_sizes remat scaling windows
 
 .PHONY: help quickstart test test-newest check ci-long shape fingerprint multi30k study measure gpu readme pictures notebooks docs browser wheel clean
 
@@ -42,7 +44,7 @@ help:
 # Runs only when a dependency has changed.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
 quickstart: $(INSTALLED)
@@ -99,6 +101,11 @@ test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 .venv-peers/bin/python -m pip install --quiet --disable-pip-version-check \
   ctranslate2 transformers sentencepiece
 $(PY) -m tools.decode $(if $(DATA),--data $(DATA))
+endef
+
+define measure-interop
+$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[peers]'
+$(PY) -m tools.interop $(if $(DATA),--data $(DATA))
 endef
 
 # In an environment of its own: with libtpu, JAX looks for a TPU whenever it starts.
