@@ -100,7 +100,7 @@ test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 .venv-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 .venv-peers/bin/python -m pip install --quiet --disable-pip-version-check \
   ctranslate2 transformers sentencepiece
-$(PY) -m tools.decode $(if $(DATA),--data $(DATA))
+$(PY) -m tools.decode $(if $(DATA),--data $(DATA)) $(if $(TRAINED),--run $(TRAINED))
 endef
 
 define measure-interop

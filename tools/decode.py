@@ -1,11 +1,11 @@
 """Compares decoding with CTranslate2 and Hugging Face.
 
-    python -m tools.decode [--data FOLDER]
+    python -m tools.decode [--data FOLDER] [--run RUN]
 
 Writes results/decode.json. FOLDER is that of Multi30k. A model with random parameters decodes the
-sources of test_2016_flickr with given lengths, and a run of `studies.first_recipe` translates them,
-whose attention CTranslate2 has, too; it is trained if it is not there. All take turns; peers run in
-processes of their own.
+sources of test_2016_flickr with given lengths, and RUN translates them: a run with one tokenizer,
+by default one of `studies.first_recipe`, which is trained if it is not there. All take turns; peers
+run in processes of their own.
 """
 
 import argparse
@@ -46,6 +46,7 @@ from transformer_jax.decoding.translator import THREADS
 from transformer_jax.interop import ctranslate2
 from transformer_jax.models.make import make_model
 from transformer_jax.parallel.program_cache import cache_programs
+from transformer_jax.runs import run as runs
 from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import EOS
 from transformer_jax.types import Batch, Params
@@ -298,8 +299,9 @@ def prepare(trained: Run, lines: Sequence[str], folder: Path) -> list[list[int]]
         "trained": str(folder / "trained"),
     }
     (folder / "data.json").write_text(json.dumps(data), "utf-8")
-    ctranslate2.export(MODEL, tokenizers, random_params(size), folder / "random")
-    ctranslate2.export(trained.config.model, tokenizers, trained.params(), folder / "trained")
+    random = replace(trained, config=replace(trained.config, model=MODEL))
+    ctranslate2.export(random, 0, random_params(size), folder / "random")
+    ctranslate2.export(trained, trained.best_step(), trained.params(), folder / "trained")
     return data["ids"]
 
 
@@ -326,7 +328,7 @@ def measure(trained: Run, data: Path, python: str, folder: Path) -> dict[str, An
         mode: latency(translator_of(trained, beam), lines[:100]) for mode, beam in MODES.items()
     }
     measured["int8"] = int8(trained, *corpora.sides(corpora.dev), folder / "int8")
-    return measured | {"model": asdict(MODEL)}
+    return measured | {"model": asdict(MODEL), "trained": asdict(trained.config.model)}
 
 
 def main() -> None:
@@ -334,9 +336,11 @@ def main() -> None:
     restart_with_allocator()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path(MULTI30K.folder))
-    data = parser.parse_args().data
+    parser.add_argument("--run", type=Path)
+    data, run = vars(parser.parse_args()).values()
     cache_programs()
-    trained = train(first_recipe(data), RUN)  # at once, where it has been trained
+    # The training of the default run returns at once, where it has been trained.
+    trained = train(first_recipe(data), RUN) if run is None else runs.load(run)
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(trained, data, PYTHON, Path(folder))
     print(results.write("decode", "make measure NAME=decode", measured))

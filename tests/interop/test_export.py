@@ -1,9 +1,12 @@
 """Exported models, loaded again: CTranslate2's scores and text, StableHLO's states and ids."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import ctranslate2
 import jax
@@ -12,14 +15,15 @@ import numpy as np
 import pytest
 from common import error_line
 
+from transformer_jax.cli.commands import Export
 from transformer_jax.cli.main import main
-from transformer_jax.config import AttentionConfig, DecodeConfig, ModelConfig
+from transformer_jax.config import AttentionConfig, DecodeConfig, ModelConfig, load_config_file
 from transformer_jax.decoding.scoring import make_score
 from transformer_jax.decoding.strategies import Lines, make_search
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.interop.ctranslate2 import export
-from transformer_jax.interop.stablehlo import Programs
+from transformer_jax.interop.formats import FORMATS, describe_formats
 from transformer_jax.models.make import make_model
 from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import BOS, EOS, PAD
@@ -37,21 +41,41 @@ EXPRESSIBLE: list[dict[str, Any]] = [
         "position_wavelengths": "marian",
         "embedding_scale": 1.0,
     },
+    {"positions": "relative", "kv_heads": 2},
+    {"positions": "none"},
 ]
+RECIPES = ("multi30k_en_de", "libreoffice_en_de")
 
 
-def random_model(config: ModelConfig, sizes: tuple[int, int]) -> tuple[Any, Any]:
-    """A model whose norms and biases are random, too."""
+def random_model(config: ModelConfig, sizes: tuple[int, int], scale: float = 1) -> tuple[Any, Any]:
+    """A model whose norms and biases are random, too. scale: a larger one makes logits differ."""
     model, ids = make_model(config, *sizes), jnp.ones((1, 4), jnp.int32)
     params: Any = jax.jit(model.init)(jax.random.key(1), Batch(ids, ids, ids))["params"]
     noise = jax.random.key(2)
-    return model, jax.tree.map(lambda x: x + 0.1 * jax.random.normal(noise, x.shape), params)
+    return model, jax.tree.map(
+        lambda x: scale * (x + 0.1 * jax.random.normal(noise, x.shape)), params
+    )
+
+
+def with_model(run: Run, config: ModelConfig) -> Run:
+    """The run with another model and the greedy search."""
+    return replace(run, config=replace(run.config, model=config, decode=DecodeConfig(beam=1)))
 
 
 def load_exported(config: ModelConfig, run: Run, params: Any, folder: Path) -> Any:
     """Exports a model with the run's tokenizers. Returns it as CTranslate2 loads it."""
-    export(config, run.tokenizers, params, folder)
+    export(with_model(run, config), 1, params, folder)
     return ctranslate2.Translator(str(folder), compute_type="float32")
+
+
+def run_snippet(folder: Path, *sentences: str) -> list[str]:
+    """The output of an exported folder's program, for which this package is not installed."""
+    program = (
+        "import runpy, sys; sys.modules['transformer_jax'] = None; sys.argv.pop(0); "
+        "runpy.run_path(sys.argv[0])"
+    )
+    command = [sys.executable, "-c", program, str(folder / "translate.py"), *sentences]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -84,13 +108,43 @@ def test_ctranslate2_has_the_same_scores_and_text(
         assert text == other.hypotheses[0]
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipes_translate_alike_in_ctranslate2(recipe: str, finished: Run, tmp_path: Path) -> None:
+    recipe_model = load_config_file(Path(f"configs/{recipe}.py")).model
+    config = replace(recipe_model, layers=2, d_model=40, d_ff=60, max_length=40)
+    assert (config.kv_heads, config.positions, config.norm) == (1, "rotary", "pre")
+    tokenizers = finished.tokenizers
+    model, params = random_model(config, tokenizers.sizes, 2)
+    loaded = load_exported(config, finished, params, tmp_path / "exported")
+    source = np.random.default_rng(0).integers(4, tokenizers.source.size, (400, 14))
+    source[:, -1] = EOS
+    pieces = [tokenizers.source.pieces(row[:-1].tolist()) for row in source]
+    search = jax.jit(make_search([model], DecodeConfig(beam=1, max_length=12)))
+    ids = np.asarray(search([params], Lines(source.astype(np.int32))).ids[:, 0]).tolist()
+    texts = [tokenizers.target.pieces([i for i in row if i not in (PAD, EOS)]) for row in ids]
+    limits = {"min_decoding_length": 0, "max_decoding_length": 12}
+    theirs = loaded.translate_batch(pieces, beam_size=1, suppress_sequences=[["<pad>"]], **limits)
+    same = [text == other.hypotheses[0] for text, other in zip(texts, theirs, strict=True)]
+    assert np.mean(same) >= 0.99
+    assert len({*map(tuple, texts)}) > 300
+
+
+def test_the_program_beside_a_ctranslate2_model_translates_as_the_run(
+    finished: Run, tmp_path: Path
+) -> None:
+    run, sentences = with_model(finished, finished.config.model), ["red old", "blue new green"]
+    export(run, finished.best_step(), finished.params(), tmp_path / "exported")
+    wanted = Translator.load(finished.folder, decode=run.config.decode)(sentences)
+    assert run_snippet(tmp_path / "exported", *sentences) == wanted
+
+
 @pytest.mark.long
 def test_ctranslate2_finds_the_same_in_a_beam(finished: Run, tmp_path: Path) -> None:
     tokenizers = finished.tokenizers
     sizes = tokenizers.source.size, tokenizers.target.size
-    config = replace(MODEL, norm="pre", output_bias=True)
+    config = replace(MODEL, norm="pre", output_bias=True, kv_heads=1, positions="rotary")
     model, params = random_model(config, sizes)
-    params["output_bias"] = params["output_bias"].at[EOS].add(4.0)  # so that some outputs end
+    params["output_bias"] = params["output_bias"].at[EOS].add(1.0)  # so that some outputs end
     params["output_bias"] = params["output_bias"].at[PAD].set(-1e4)
     loaded = load_exported(config, finished, params, tmp_path / "exported")
     source = np.random.default_rng(0).integers(4, sizes[0], (300, 9)).astype(np.int32)
@@ -161,11 +215,7 @@ def test_int8_runs_translate_and_score_but_are_not_trained(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"positions": "rotary"},
-            "model.positions='rotary': CTranslate2 cannot express it",
-        ),
-        ({"kv_heads": 1}, "model.kv_heads=1: CTranslate2 cannot express it"),
+        ({"positions": "alibi"}, "model.positions='alibi': CTranslate2 cannot express it"),
         ({"self_layer": "mean"}, "model.self_layer='mean': CTranslate2 cannot express it"),
         ({"activation": "bilinear"}, "model.activation='bilinear': CTranslate2 cannot express it"),
         (
@@ -177,9 +227,16 @@ def test_int8_runs_translate_and_score_but_are_not_trained(
 def test_what_ctranslate2_lacks_is_refused(
     changes: dict[str, Any], message: str, finished: Run, tmp_path: Path
 ) -> None:
+    config = replace(MODEL, **changes)
     with pytest.raises(UserError, match=message):
-        export(replace(MODEL, **changes), finished.tokenizers, {}, tmp_path / "exported")
+        export(with_model(finished, config), 1, {}, tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
+    reason = message.partition(": ")[0]
+    assert describe_formats(config) == f"int8, stablehlo; ctranslate2: no ({reason})"
+
+
+def test_the_command_offers_all_formats() -> None:
+    assert {*get_args(get_type_hints(Export)["format"])} == {*FORMATS}
 
 
 @pytest.mark.long
@@ -191,7 +248,10 @@ def test_stablehlo_programs_run_for_any_batch_and_length(
     main(command)
     assert capsys.readouterr().out == f"{out}: stablehlo of {finished.folder}\n"
     assert "exists already; name a new folder" in error_line(command, capsys)
-    programs = Programs(out)
+    with np.load(out / "params.npz") as arrays:
+        params = [arrays[name] for name in arrays.files]
+    files = [bytearray((out / f"{name}.jax").read_bytes()) for name in ("encode", "step", "greedy")]
+    encode, step, greedy = (partial(jax.export.deserialize(file).call, params) for file in files)
     tokenizers = finished.tokenizers
     model = make_model(finished.config.model, tokenizers.source.size, tokenizers.target.size)
     search = jax.jit(make_search([model], replace(finished.config.decode, beam=1, n_best=1)))
@@ -200,13 +260,16 @@ def test_stablehlo_programs_run_for_any_batch_and_length(
         draw = np.random.default_rng(width)
         source = draw.integers(4, tokenizers.source.size, (rows, width)).astype(np.int32)
         wanted = search([params], Lines(source)).ids[:, 0]
-        np.testing.assert_array_equal(programs.greedy(source), wanted)
-        state, last = programs.encode(source), np.full((rows, 1), BOS, np.int32)
+        np.testing.assert_array_equal(greedy(source), wanted)
+        state, last = encode(source), np.full((rows, 1), BOS, np.int32)
         for index in range(4):
-            logits, state = programs.step(last, np.int32(index), state)
+            logits, state = step(last, np.int32(index), state)
             last = np.argmax(np.asarray(logits)[:, PAD + 1 :], axis=1)[:, None].astype(np.int32) + 1
             before_end = ~np.any(np.asarray(wanted[:, :index]) == EOS, axis=1)
             np.testing.assert_array_equal(last[before_end, 0], wanted[before_end, index])
+    sentences, decode = ["red old", "blue new green"], replace(finished.config.decode, beam=1)
+    translated = Translator.load(finished.folder, decode=decode)(sentences)
+    assert run_snippet(out, *sentences) == translated
 
 
 def test_a_ctranslate2_folder_appears_whole(

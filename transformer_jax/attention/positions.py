@@ -10,6 +10,9 @@ from jaxtyping import Array, Float, Int
 from transformer_jax.config import ModelConfig
 from transformer_jax.types import Heads
 
+FURTHEST = 128
+"""The least distance of relative positions in the last bucket."""
+
 
 def sinusoids(
     length: int, d_model: int, layout: str = "interleaved", wavelengths: str = "paper"
@@ -70,7 +73,7 @@ def alibi(
 
 
 def relative_bucket(
-    distance: Int[Array, "..."], *, both_sides: bool, buckets: int = 32, furthest: int = 128
+    distance: Int[Array, "..."], *, both_sides: bool, buckets: int = 32, furthest: int = FURTHEST
 ) -> Int[Array, "..."]:
     """Returns the bucket of a key `distance` positions after the query.
 

@@ -4,16 +4,14 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from transformer_jax.cli.commands import Average, Export
 from transformer_jax.cli.common import load_user_code
 from transformer_jax.errors import UserError
 from transformer_jax.files import local_path
-from transformer_jax.interop import ctranslate2, stablehlo
+from transformer_jax.interop.formats import FORMATS
 from transformer_jax.models.make import abstract_params
-from transformer_jax.models.quantization import quantize
 from transformer_jax.runs import run as runs
 from transformer_jax.runs.run import Run
 
@@ -26,20 +24,12 @@ def export(options: Export) -> None:
     loaded = runs.load(options.run)
     load_user_code(options, loaded.config)
     loaded.require_float32()
-    model, tokenizers = loaded.config.model, loaded.tokenizers
-    sizes = tokenizers.sizes
+    format, model = FORMATS[options.format], loaded.config.model
+    format.check(model)
     step = loaded.best_step() if options.step is None else options.step
-    params = loaded.params(step, abstract_params(model, *sizes))
-    if options.format == "int8":
-        config = replace(loaded.config, model=replace(model, weights="int8"))
-        provenance = {"int8_of": {"run": loaded.folder.name, "step": step}}
-        runs.create_with(quantize(params), step, folder, config, tokenizers, provenance)
-    else:
-        with _whole(folder) as unfinished:
-            if options.format == "ctranslate2":
-                ctranslate2.export(model, tokenizers, params, unfinished)
-            else:
-                stablehlo.export(model, loaded.config.decode, sizes, params, unfinished)
+    params = loaded.params(step, abstract_params(model, *loaded.tokenizers.sizes))
+    with _whole(folder) as unfinished:
+        format.export(loaded, step, params, unfinished)
     print(f"{folder}: {options.format} of {loaded.folder}")
 
 

@@ -15,6 +15,7 @@ from transformer_jax.data.buckets import Shape
 from transformer_jax.data.loader import Loader
 from transformer_jax.data.order import describe_mixture
 from transformer_jax.errors import UserError, printable
+from transformer_jax.interop.formats import describe_formats
 from transformer_jax.models.make import count_parameters
 from transformer_jax.parallel.mesh import topology_devices
 from transformer_jax.runs import checkpoint
@@ -139,3 +140,4 @@ def _print_sizes(config: Config, tokenizers: Tokenizers) -> None:
     source, target = tokenizers.sizes
     print(f"vocabulary  {source:,} source, {target:,} target ids")
     print(f"parameters  {count_parameters(config.model, source, target):,}")
+    print(f"export      {describe_formats(config.model)}")

@@ -1,15 +1,17 @@
 """Writes a trained model in CTranslate2's format (OpenNMT's C++ inference engine)."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from transformer_jax.attention.positions import position_table
-from transformer_jax.config import AttentionConfig, ModelConfig
+from transformer_jax.attention.positions import FURTHEST, position_table
+from transformer_jax.config import AttentionConfig, Config, ModelConfig
 from transformer_jax.errors import UserError
-from transformer_jax.special_ids import BOS, EOS, UNK
-from transformer_jax.text.tokenizer import Tokenizers
+from transformer_jax.interop.snippets import add_snippet
+from transformer_jax.runs.run import Run
+from transformer_jax.special_ids import BOS, EOS, PAD, UNK
 from transformer_jax.types import Params
 
 ACTIVATIONS = {
@@ -22,65 +24,15 @@ ACTIVATIONS = {
 """CTranslate2's names of activations."""
 
 
-def export(config: ModelConfig, tokenizers: Tokenizers, params: Params, folder: Path) -> None:
-    """Writes the model to `folder`, which must not exist.
+def check(config: ModelConfig) -> None:
+    """Checks each field of the model. UserError: CTranslate2 has nothing like it.
 
-    Sources are given without the end symbol, as the pieces of the run's tokenizer. UserError:
-    CTranslate2 is not installed, or cannot express the model.
+    It has ALiBi in decoders only.
     """
-    _require_expressible(config)
-    try:
-        from ctranslate2.specs import common_spec, transformer_spec
-    except ImportError as error:
-        raise UserError("ctranslate2: is not installed; pip install ctranslate2") from error
-    gated = config.activation == "swiglu"
-    spec: Any = transformer_spec.TransformerSpec.from_config(
-        config.depths,
-        config.heads,
-        pre_norm=config.norm == "pre",
-        activation=getattr(common_spec.Activation, ACTIVATIONS[config.activation]),
-        ffn_glu=gated,
-    )
-    # Both sides are filled in alike: the embedding, each layer and, with pre-norm, the final norm.
-    target = params["target_embedding"]
-    trees = {side: params[side] for side in ("encoder", "decoder")}
-    source_embedding = "target_embedding" if config.tied == "all" else "source_embedding"
-    embeddings = {"encoder": params[source_embedding], "decoder": target}
-    for side, tree in trees.items():
-        part = getattr(spec, side)
-        table = part.embeddings[0] if side == "encoder" else part.embeddings
-        _fill_embedding(part, table, embeddings[side], config)
-        for i, layer in enumerate(part.layer):
-            _fill_layer(layer, tree[f"layers_{i}"])
-        if config.norm == "pre":
-            _fill_norm(part.layer_norm, tree["norm"])
-    output = spec.decoder.projection
-    output.weight = _array(params["output"] if config.tied == "none" else target["embedding"])
-    if config.output_bias:
-        output.bias = _array(params["output_bias"])
-    source, names = (side.pieces(range(side.size)) for side in tokenizers)
-    spec.register_source_vocabulary(source)
-    spec.register_target_vocabulary(names)
-    # Without these, CTranslate2 would take the special symbols of OpenNMT.
-    spec.config.add_source_eos = True
-    spec.config.layer_norm_epsilon = config.norm_eps
-    spec.config.bos_token, spec.config.eos_token = names[BOS], names[EOS]
-    spec.config.unk_token = names[UNK]
-    spec.config.decoder_start_token = names[config.start_id]
-    spec.decoder.start_from_zero_embedding = config.decoder_start_id is None
-    spec.validate()
-    spec.optimize(quantization="float32")
-    folder.mkdir(parents=True)
-    spec.save(str(folder))
-
-
-def _require_expressible(config: ModelConfig) -> None:
-    """Checks each field of the model. UserError: CTranslate2 has nothing like it."""
     wanted = {
         "labels": (None,),
         "self_layer": ("attention",),
-        "kv_heads": (None, config.heads),
-        "positions": ("sinusoidal", "learned"),
+        "positions": ("sinusoidal", "learned", "rotary", "relative", "none"),
         "activation": tuple(ACTIVATIONS),
         "encoder_attention": (AttentionConfig(),),
         "decoder_attention": (AttentionConfig(),),
@@ -98,12 +50,103 @@ def _require_expressible(config: ModelConfig) -> None:
         )
 
 
+def export(run: Run, step: int, params: Params, folder: Path) -> None:
+    """Writes the model to `folder`, which must not exist, with a program that translates with it.
+
+    Sources are given without the end symbol, as the pieces of the run's tokenizer. UserError:
+    CTranslate2 is not installed, or cannot express the model.
+    """
+    config = run.config.model
+    check(config)
+    spec = _empty_spec(config)
+    # Both sides are filled in alike: the embedding, each layer and, with pre-norm, the final norm.
+    target = params["target_embedding"]
+    trees = {side: params[side] for side in ("encoder", "decoder")}
+    source_embedding = "target_embedding" if config.tied == "all" else "source_embedding"
+    embeddings = {"encoder": params[source_embedding], "decoder": target}
+    for side, tree in trees.items():
+        part = getattr(spec, side)
+        table = part.embeddings[0] if side == "encoder" else part.embeddings
+        _fill_embedding(part, table, embeddings[side], config)
+        for i, layer in enumerate(part.layer):
+            _fill_layer(layer, tree[f"layers_{i}"])
+            if config.positions == "relative":  # which all layers of a stack share
+                attention = layer.self_attention
+                attention.relative_attention_bias = _array(tree["bias"]["table"])
+                attention.relative_attention_max_distance = np.int32(FURTHEST)
+        if config.norm == "pre":
+            _fill_norm(part.layer_norm, tree["norm"])
+    output = spec.decoder.projection
+    output.weight = _array(params["output"] if config.tied == "none" else target["embedding"])
+    if config.output_bias:
+        output.bias = _array(params["output_bias"])
+    source, names = (side.pieces(range(side.size)) for side in run.tokenizers)
+    spec.register_source_vocabulary(source)
+    spec.register_target_vocabulary(names)
+    # Without these, CTranslate2 would take the special symbols of OpenNMT.
+    spec.config.add_source_eos = True
+    spec.config.layer_norm_epsilon = config.norm_eps
+    spec.config.bos_token, spec.config.eos_token = names[BOS], names[EOS]
+    spec.config.unk_token = names[UNK]
+    spec.config.decoder_start_token = names[config.start_id]
+    spec.decoder.start_from_zero_embedding = config.decoder_start_id is None
+    spec.validate()
+    spec.optimize(quantization="float32")
+    folder.mkdir(parents=True)
+    spec.save(str(folder))
+    add_snippet("ctranslate2", run.tokenizers, folder)
+    search = _search_options(run.config, names[PAD])
+    (folder / "search.json").write_text(json.dumps(search, indent=1), "utf-8")
+
+
+def _empty_spec(config: ModelConfig) -> Any:
+    """Returns CTranslate2's description of the model. UserError: it is not installed."""
+    try:
+        from ctranslate2.specs import common_spec, transformer_spec
+    except ImportError as error:
+        raise UserError("ctranslate2: is not installed; pip install ctranslate2") from error
+    options: dict[str, Any] = {
+        "num_heads": config.heads,
+        "num_heads_kv": config.kv_heads,
+        "pre_norm": config.norm == "pre",
+        "activation": getattr(common_spec.Activation, ACTIVATIONS[config.activation]),
+        "ffn_glu": config.activation == "swiglu",
+        "relative_attention_bias": config.positions == "relative",
+        "rotary_dim": 0 if config.positions == "rotary" else None,  # 0: all columns of a head
+    }
+    encoder, decoder = config.depths
+    return transformer_spec.TransformerSpec(
+        transformer_spec.TransformerEncoderSpec(encoder, **options),
+        transformer_spec.TransformerDecoderSpec(decoder, **options),
+    )
+
+
+def _search_options(config: Config, padding: str) -> dict[str, Any]:
+    """Returns the search of the config, as far as CTranslate2 has it, for translate.py."""
+    decode, longest = config.decode, config.model.max_length
+    return {
+        "beam_size": decode.beam,
+        "length_penalty": decode.alpha if decode.penalty in ("gnmt", "power") else 0.0,
+        "repetition_penalty": decode.repetition_penalty,
+        "no_repeat_ngram_size": decode.no_repeat_ngrams or 0,
+        "min_decoding_length": decode.min_length,
+        "suppress_sequences": [[piece] for piece in (padding, *decode.suppress)],
+        "max_ratio": decode.max_ratio,
+        "max_length": min(decode.max_length or longest, longest),
+    }
+
+
 def _fill_embedding(part: Any, table: Any, params: Params, config: ModelConfig) -> None:
     table.weight = _array(params["embedding"])
     scale = config.d_model**0.5 if config.embedding_scale is None else config.embedding_scale
     part.scale_embeddings = np.float32(scale)
-    positions = params["positions"] if config.positions == "learned" else position_table(config)
-    part.position_encodings.encodings = _array(positions)
+    if config.positions == "learned":
+        part.position_encodings.encodings = _array(params["positions"])
+    elif config.positions == "sinusoidal":
+        part.position_encodings.encodings = _array(position_table(config))
+    elif config.positions == "none":  # without a table, CTranslate2 would add its own sinusoids
+        shape = config.max_length, config.d_model
+        part.position_encodings.encodings = np.zeros(shape, np.float32)
 
 
 def _fill_layer(spec: Any, params: Params) -> None:

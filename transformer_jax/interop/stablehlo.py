@@ -9,7 +9,7 @@ StableHLO's portable bytecode. Their first arguments are the arrays of `params.n
 """
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,38 +19,29 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export as jax_export
 
-from transformer_jax.config import DecodeConfig, ModelConfig
+from transformer_jax.config import ModelConfig
 from transformer_jax.decoding.strategies import Lines, greatest_length, make_search
 from transformer_jax.errors import UserError
+from transformer_jax.interop.snippets import add_snippet
 from transformer_jax.models.make import make_model
+from transformer_jax.runs.run import Run
 from transformer_jax.types import Params
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
-class Programs:
-    """The programs of a folder, with their parameters."""
-
-    def __init__(self, folder: Path) -> None:
-        with np.load(folder / "params.npz", allow_pickle=False) as arrays:
-            params = [arrays[name] for name in arrays.files]
-
-        def program(name: str) -> Callable[..., Any]:
-            called = jax_export.deserialize(bytearray((folder / f"{name}.jax").read_bytes())).call
-            return lambda *arguments: called(params, *arguments)
-
-        self.encode, self.step, self.greedy = map(program, ("encode", "step", "greedy"))
+def check(config: ModelConfig) -> None:
+    """Accepts every model."""
 
 
-def export(
-    config: ModelConfig, decode: DecodeConfig, sizes: tuple[int, int], params: Params, folder: Path
-) -> None:
+def export(run: Run, step: int, params: Params, folder: Path) -> None:
     """Writes the programs of a model to `folder`, which must not exist.
 
-    decode: sets the greatest length of outputs; the search is greedy. sizes: of the vocabularies.
+    The search is greedy, with the limits of the run's.
     """
-    model = make_model(config, *sizes, kernel="reference")
-    decode = replace(decode, beam=1, n_best=1, sample=False)
+    model = make_model(run.config.model, *run.tokenizers.sizes, kernel="reference")
+    decode = replace(run.config.decode, beam=1, n_best=1, sample=False)
+    suppressed = [run.tokenizers.target.find(piece) for piece in decode.suppress]
     # Exported programs take and return flat lists, which need no Python types of this package. The
     # structure of the state is known once `encode` has been traced.
     paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(params), strict=True)
@@ -65,7 +56,7 @@ def export(
         arrays, structure = jax.tree.flatten(state)
         return arrays
 
-    def step(leaves: Sequence[Any], ids: Any, index: Any, state: Sequence[Any]) -> Any:
+    def decode_step(leaves: Sequence[Any], ids: Any, index: Any, state: Sequence[Any]) -> Any:
         variables = {"params": jax.tree.unflatten(tree, leaves)}
         output: Any = model.apply(
             variables, ids, jax.tree.unflatten(structure, state), index, method="decode_step"
@@ -73,7 +64,7 @@ def export(
         return output[0][:, 0], jax.tree.leaves(output[1])
 
     def greedy(leaves: Sequence[Any], source: Any) -> Any:
-        search = make_search([model], decode)
+        search = make_search([model], decode, suppressed)
         return search([jax.tree.unflatten(tree, leaves)], Lines(source)).ids[:, 0]
 
     if importlib.util.find_spec("flatbuffers") is None:
@@ -86,7 +77,7 @@ def export(
     last, index = jax.ShapeDtypeStruct((rows, 1), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
     programs = {
         "encode": (encode, shapes, source),
-        "step": (step, shapes, last, index, state),
+        "step": (decode_step, shapes, last, index, state),
         "greedy": (greedy, shapes, source),
     }
     folder.mkdir(parents=True)
@@ -98,3 +89,4 @@ def export(
     arrays = {name: np.asarray(leaf) for name, leaf in zip(names, leaves, strict=True)}
     save: Any = np.savez
     save(folder / "params.npz", **arrays)
+    add_snippet("stablehlo", run.tokenizers, folder)

@@ -1,0 +1,21 @@
+"""Writes a trained model as a run whose matrices are 8-bit integers."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.models.quantization import quantize
+from transformer_jax.runs import run as runs
+from transformer_jax.runs.run import Run
+from transformer_jax.types import Params
+
+
+def check(config: ModelConfig) -> None:
+    """Accepts every model."""
+
+
+def export(run: Run, step: int, params: Params, folder: Path) -> None:
+    """Writes the run to `folder`, which must not exist."""
+    config = replace(run.config, model=replace(run.config.model, weights="int8"))
+    provenance = {"int8_of": {"run": run.folder.name, "step": step}}
+    runs.create_with(quantize(params), step, folder, config, run.tokenizers, provenance)
