@@ -3,7 +3,14 @@
 from pathlib import Path
 
 from transformer_jax.cli.commands import Import
-from transformer_jax.config import Config, DataConfig, TokenizerConfig, TrainConfig, describe
+from transformer_jax.config import (
+    Config,
+    DataConfig,
+    OptimizerConfig,
+    TokenizerConfig,
+    TrainConfig,
+    describe,
+)
 from transformer_jax.errors import UserError
 from transformer_jax.interop import marian
 from transformer_jax.interop.imported import digests
@@ -25,7 +32,16 @@ def run(options: Import) -> None:
         model=imported.model,
         tokenizer=TokenizerConfig(joint=imported.model.tied == "all", vocabulary=max(sizes)),
         data=DataConfig(dev=()),
-        train=TrainConfig(steps=1),
+        # To continue with, if no other config is named. Label smoothing would first undo what a
+        # model has learned without it.
+        optimizer=OptimizerConfig(
+            schedule="inverse_sqrt",
+            learning_rate=2e-4,
+            warmup=100,
+            clip_norm=1.0,
+            label_smoothing=0.0,
+        ),
+        train=TrainConfig(steps=1000, evaluate_every=100, save_every=100),
         decode=imported.decode,
     )
     check_model(config.model)
