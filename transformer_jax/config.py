@@ -13,7 +13,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -459,6 +459,10 @@ class OptimizerConfig(_Section):
     ema: float | None = None
     """Decay of an exponential moving average of the parameters, which is then evaluated and saved;
     None: off."""
+    frozen: tuple[str, ...] = ()
+    """Parameters that are not trained: encoder, decoder, embeddings, norms, cross_attention, or
+    patterns of paths such as encoder/layers_0/*. A matrix that embeddings and logits share is one
+    of the embeddings."""
 
     def _validate(self) -> None:
         self._require_positive("learning_rate", "warmup", "decay_steps", "eps", "clip_norm")
@@ -709,30 +713,34 @@ def describe(config: Config) -> list[str]:
     return [f"{section:<12}{'  '.join(fields)}" for section, fields in sections.items()]
 
 
-def require_decided(origin: str, run: Config, config: Config) -> None:
+def require_decided(origin: str, run: Config, config: Config, free: Collection[str] = ()) -> None:
     """UserError: a config differs from that of a run in what its parameters and tokenizers decide.
 
     origin: names the run. Rates of dropout and sampling may differ, the type of the computation,
-    the attentions and, unless positions are learned, the greatest length.
+    the attentions and, unless positions are learned, the greatest length. free: fields of the
+    section `model`, or "tokenizer" for that section, that may differ, too.
     """
     learned = run.model.positions == "learned"
-    changed = _changed_fields(_decided(run, learned), _decided(config, learned))
+    free = [*free] if learned else [*free, "max_length"]
+    changed = _changed_fields(_decided(run, free), _decided(config, free))
     if wrong := [f"{name}={b!r}: must be {a!r}" for name, a, b, _ in changed]:
         raise UserError(f"{origin}: its parameters and tokenizers decide {'; '.join(wrong)}")
 
 
-def _decided(config: Config, max_length: bool) -> Config:
-    """Returns a config that keeps only what the parameters and tokenizers of a run decide."""
-    model, free = config.model, ModelConfig()
-    others = [*ROLES, "dropout", "attention_dropout", "ffn_dropout", "dtype"]
-    others += [] if max_length else ["max_length"]
-    model = dataclasses.replace(
-        model,
-        **{name: getattr(free, name) for name in others},
-        decoder_layers=model.depths[1] if model.labels is None else None,
-        kv_heads=model.kv_heads or model.heads,
-    )
-    return Config(model=model, tokenizer=dataclasses.replace(config.tokenizer, sampling=0.0))
+def _decided(config: Config, free: Collection[str]) -> Config:
+    """Returns a config that keeps only what the parameters and tokenizers of a run decide, without
+    the fields `free`."""
+    model, default = config.model, ModelConfig()
+    values: dict[str, Any] = {
+        "decoder_layers": model.depths[1] if model.labels is None else None,
+        "kv_heads": model.kv_heads or model.heads,
+    }
+    for name in (*ROLES, "dropout", "attention_dropout", "ffn_dropout", "dtype", *free):
+        if name != "tokenizer":
+            values[name] = getattr(default, name)
+    kept = TokenizerConfig() if "tokenizer" in free else config.tokenizer
+    tokenizer = dataclasses.replace(kept, sampling=0.0)
+    return Config(model=dataclasses.replace(model, **values), tokenizer=tokenizer)
 
 
 def _changed_fields(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any, bool]]:

@@ -197,6 +197,8 @@ BAD_TRAINING = {
     "model.heads=3: must be a divisor of model.d_model=16": ["--config.model.heads=3"],
     "data.batch_tokens=16: must be at least": ["--config.data.batch-tokens=16"],
     "no such folder": ["--init-from=nothing"],
+    "--init-parts=encoder: needs --init-from": ["--init-parts", "encoder"],
+    "optimizer.frozen='norm': matches no": ["--config.optimizer.frozen", "encoder", "norm"],
     "--profile=-1: must be at least 0": ["--profile=-1"],
     "model.decoder_start_id=5000: must be below the": ["--config.model.decoder-start-id=5000"],
 }

@@ -15,6 +15,7 @@ from transformer_jax.benchmark import results
 from transformer_jax.cli.main import main
 from transformer_jax.config import Config
 from transformer_jax.data.order import VERSION
+from transformer_jax.errors import UserError
 from transformer_jax.runs import card, run
 from transformer_jax.runs.run import Run
 
@@ -136,6 +137,11 @@ def test_a_card_decides_how_the_run_starts(
     line = error_line(["train", f"--from-card={path}", f"--run={tmp_path / 'r'}", other], capsys)
     assert f"card {path}: the run starts with random parameters; leave out {other}" in line
     assert not (tmp_path / "r").exists()
+    start = {"init_from": {"run": "runs/first", "options": ["--new-vocabulary"]}}
+    partly = card.Card("c", finished.config, start)
+    partly.require_start("runs/first", ["--new-vocabulary"])
+    with pytest.raises(UserError, match="of runs/first; give --init-from with --new-vocabulary"):
+        partly.require_start("runs/first", ["--init-parts=encoder"])
 
 
 @pytest.mark.parametrize("name", results_with_cards())

@@ -9,11 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from common import LENGTHS, flat, make_batch, tiny
 
 from tools.processes import sources
-from transformer_jax.config import Config, MeshConfig, OptimizerConfig
+from transformer_jax.config import Config, ExecutionConfig, MeshConfig, OptimizerConfig
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.models.make import abstract_params
+from transformer_jax.models.parameter_paths import map_with_paths, split
 from transformer_jax.parallel import parameters
 from transformer_jax.parallel.mesh import make_mesh, shard_batch
 from transformer_jax.runs.run import Run
@@ -131,3 +133,35 @@ def test_muon_does_not_depend_on_the_mesh(tiny_config: Config, mesh: MeshConfig)
 
     one, other = update(MeshConfig(), 1), update(mesh, 8)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), one, other)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mesh", "executor"),
+    [
+        ("muon", MeshConfig(data=1), "jit"),
+        ("muon", MeshConfig(data=2, fsdp=4), "jit"),
+        pytest.param("adam", MeshConfig(data=8), "pmap", marks=pytest.mark.long),
+    ],
+)
+def test_frozen_parameters_keep_their_bits(kind: str, mesh: MeshConfig, executor: Any) -> None:
+    """After 100 steps with all that could change them; the optimizer holds nothing of them."""
+    options = OptimizerConfig(kind, "inverse_sqrt", 0.01, 1, clip_norm=0.5, weight_decay=0.1)
+    options = replace(options, ema=0.9, accumulate=2, frozen=("encoder", "*_attention/query/*"))
+    execution = ExecutionConfig(executor=executor)
+    config = Config(tiny(dropout=0.1), optimizer=options, execution=execution, mesh=mesh)
+    on, key = make_mesh(mesh, jax.devices()[: mesh.data * mesh.fsdp]), jax.random.key(0)
+    step, batch = setup.prepare_step(config, (11, 11), on), make_batch(LENGTHS * 4)
+    state, update = parameters.shard_tree(jax.jit(step.init)(key), on), step.compile_update()
+    before = jax.tree.map(np.asarray, flat(state.params))
+    for _ in range(100):
+        state, _ = update(state, shard_batch(batch, on), key)
+    frozen, trained = map(flat, split(state.params, options.frozen))
+    for path, leaf in before.items():
+        after = np.asarray(frozen.get(path, trained.get(path)))
+        assert (after.tobytes() == leaf.tobytes()) == (path in frozen), path
+        assert np.isfinite(after).all(), path
+    assert flat(state.ema).keys() == trained.keys()
+    assert flat(state.eval_params).keys() == before.keys()
+    held = [*jax.tree.leaves(map_with_paths(lambda path, _: path, state.opt_state))]
+    moments = {path for path in before if any(each.endswith(f"/{path}") for each in held)}
+    assert moments == trained.keys()

@@ -11,6 +11,7 @@ from common import tiny
 from tools.collectives import collectives
 from transformer_jax.config import Config, ExecutionConfig, MeshConfig, OptimizerConfig
 from transformer_jax.data.buckets import Shape
+from transformer_jax.models.parameter_paths import split
 from transformer_jax.parallel import parameters
 from transformer_jax.training import planning
 from transformer_jax.training.planning import (
@@ -154,3 +155,24 @@ def test_emulated_devices_share_the_memory_of_the_host(monkeypatch: pytest.Monke
     monkeypatch.setattr(planning, "usable_host_memory", lambda: 6400)
     assert device_memory(planner(DATA).setup.mesh) == 800
     assert device_memory(planner(MeshConfig(), 64).setup.mesh) == 100
+
+
+def test_plans_count_what_is_trained() -> None:
+    """Fewer moments and gradients. A frozen encoder has no backward pass if its embeddings are
+    frozen, too, and else only that of its inputs."""
+
+    def plan(*frozen: str) -> Planner:
+        return planner(MeshConfig(), 1, optimizer=OptimizerConfig(ema=0.9, frozen=frozen))
+
+    plans = [plan(), plan("encoder"), plan("encoder", "embeddings")]
+    flops = [each.flops(SHAPE) for each in plans]
+    assert flops[0] > flops[1] > flops[2]
+    frozen = split(plans[0].setup.abstract_state.params, ["encoder"])[0]
+    size = 4 * sum(leaf.size for leaf in jax.tree.leaves(frozen))
+    before, after = (each.memory(SHAPE) for each in plans[:2])
+    assert before.rest - after.rest == 3 * size  # two moments and the average
+    assert before.params == after.params
+    counts = [plans[1].variant("optimizer", accumulate=count) for count in (1, 2)]
+    # What the forward pass keeps and the gradients, or half of that and the gradients twice.
+    once, twice = (each.memory(SHAPE).temporaries for each in counts)
+    assert abs((2 * twice - once) - 3 * (after.params - size)) <= 2

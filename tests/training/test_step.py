@@ -163,3 +163,18 @@ def test_training_learns_and_resumes_to_the_bit() -> None:
     for _ in range(20):
         half, _ = run(half, BATCH, KEY)
     jax.tree.map(np.testing.assert_array_equal, half, state)
+
+
+def test_frozen_parameters_have_no_part_in_the_gradient_norm() -> None:
+    def loss(params: Any, *_: Any) -> Any:
+        total = 3.0 * jnp.sum(params["decoder"]["w"]) + 100.0 * jnp.sum(params["encoder"]["w"])
+        return total, LossSums(jnp.array(1), {})
+
+    params = {"encoder": {"w": jnp.ones(2)}, "decoder": {"w": jnp.ones(1)}}
+    optimizer = optax.chain(optax.clip_by_global_norm(3.0), optax.sgd(1.0))
+    state = init_state(params, optimizer, frozen=["encoder"])
+    step = {"loss": loss, "optimizer": optimizer, "frozen": ["encoder"]}
+    after, metrics = train_step(state, BATCH, jax.random.key(0), **step)
+    assert metrics["grad_norm"] == 3.0
+    assert after.params["decoder"]["w"] == -2.0  # not clipped
+    np.testing.assert_array_equal(after.params["encoder"]["w"], 1.0)

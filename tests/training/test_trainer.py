@@ -19,21 +19,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import changed, write_pairs
+from common import changed, flat, write_pairs
 from object_store import Bucket, Object
+from sentencepiece import sentencepiece_model_pb2
 from training_process import assert_same, records
 
 from transformer_jax.config import Config, OptimizerConfig, TrainConfig
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, find_path
+from transformer_jax.models.parameter_paths import split
 from transformer_jax.parallel.compile import DETERMINISTIC
 from transformer_jax.runs import checkpoint, lock, run
 from transformer_jax.runs.checkpoint import Checkpoints
+from transformer_jax.text.tokenizer import Tokenizer
 from transformer_jax.training import setup, trainer
+from transformer_jax.training.initialization import params_from
 from transformer_jax.training.planning import compile_training_step
 from transformer_jax.training.reporters import MetricsFile, read_metrics
-from transformer_jax.training.resume import Progress
+from transformer_jax.training.resume import Progress, first_state, plan_start
 from transformer_jax.training.setup import empty_batch, loss_fn, prepare, set_up
 from transformer_jax.training.signals import StopRequest
 from transformer_jax.training.trainer import Trainer, train
@@ -355,22 +359,28 @@ def test_weights_of_another_run_do_not_replace_those_saved_meanwhile(
     assert same(begin(tmp_path / "r"), begin(tmp_path / "whole"), 12)
 
 
-@pytest.mark.long
-def test_weights_of_another_run_begin_a_new_one(
-    tiny_config: Config, finished: run.Run, tmp_path: Path
+def test_the_start_is_evaluated_and_may_be_the_best(
+    finished: run.Run, tiny_config: Config, tmp_path: Path
 ) -> None:
-    one = changed(tiny_config, optimizer={"ema": None}, train={"steps": 1})
-    begun = train(one, tmp_path / "r", init_from=finished.folder)
-    assert begun.tokenizers.source.model == finished.tokenizers.source.model
-    ours, theirs = (jax.tree.leaves(r.params()) for r in (begun, finished))
-    assert max(np.abs(a - b).max() for a, b in zip(ours, theirs, strict=True)) < 0.01
-    deeper = changed(one, model={"layers": 2, "d_ff": 16})
+    """With the same vocabulary its parameters are those of the other run, bit for bit."""
+    short = changed(tiny_config, train={"steps": 2}, optimizer={"learning_rate": 9.0})
+    made = train(short, tmp_path / "r", init_from=finished.folder)
+    jax.tree.map(np.testing.assert_array_equal, made.params(0), finished.params())
+    evaluations = [
+        [r for r in read_metrics(each.folder / "metrics.jsonl") if r["kind"] == "evaluation"]
+        for each in (made, finished)
+    ]
+    assert [record["step"] for record in evaluations[0]] == [0, 2]
+    [wanted] = [r["sets"] for r in evaluations[1] if r["step"] == finished.best_step()]
+    assert evaluations[0][0]["sets"] == wanted
+    assert made.best_step() == 0
+    assert checkpoint.steps(made.checkpoints) == [0, 2]
+    assert made.tokenizers.source.model == finished.tokenizers.source.model
+    deeper = changed(tiny_config, model={"layers": 2, "d_ff": 16})
     message = (
-        rf"--init-from={finished.folder}: its parameters and tokenizers decide "
-        r"model\.layers=2: must be 1; model\.decoder_layers=2: must be 1; "
-        r"model\.d_ff=16: must be 32"
+        r"decide model\.layers=2: must be 1; model\.decoder_layers=2: .*; model\.d_ff=16: must"
     )
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=rf"--init-from={finished.folder}: its .* {message}"):
         train(deeper, tmp_path / "s", init_from=finished.folder)
 
 
@@ -387,14 +397,123 @@ def test_equal_scores_are_decided_by_the_loss() -> None:
     assert [by_loss.improve(-loss, loss) for loss in (nan, 9.0, nan, 8.0)] == [1, 1, 0, 1]
 
 
-def test_a_run_to_start_from_decides_the_tokenizer(
+def permuted(tokenizer: Tokenizer, path: Path) -> str:
+    """A model of the same pieces in another order, after the special ones."""
+    model: Any = sentencepiece_model_pb2
+    proto = model.ModelProto.FromString(tokenizer.model)
+    others = [*proto.pieces][4:]
+    del proto.pieces[4:]
+    proto.pieces.extend(others[i] for i in np.random.default_rng(0).permutation(len(others)))
+    path.write_bytes(proto.SerializeToString())
+    return str(path)
+
+
+def test_a_permuted_vocabulary_gives_the_same_translations(
+    finished: run.Run, tiny_config: Config, tmp_path: Path
+) -> None:
+    model = permuted(finished.tokenizers.source, tmp_path / "permuted.model")
+    setup = prepare(changed(tiny_config, tokenizer={"models": (model,)}))
+    params, lines = params_from(finished, setup)
+    assert lines[1] == "embeddings: 320 pieces taken, 0 made from others, 0 dropped"
+    before, after = flat(finished.params()), flat(params)
+    moved = {path for path, leaf in before.items() if not np.array_equal(leaf, after[path])}
+    assert moved == {"target_embedding/embedding"}
+    words = ["red green", "old", "new blue small red red", "old new"]
+    translator = Translator(setup.config, setup.tokenizers, params)
+    wanted = Translator.load(finished.folder).stream(words)
+    for one, other in zip(wanted, translator.stream(words), strict=True):
+        assert one.text == other.text
+        scores = [[h.score for h in each.hypotheses] for each in (one, other)]
+        np.testing.assert_allclose(*scores, rtol=1e-5)
+
+
+def test_new_pieces_begin_as_the_mean_of_others(
+    finished: run.Run, tiny_config: Config, tmp_path: Path
+) -> None:
+    """On each side, and also the rows of the output and of its bias."""
+    apart = changed(tiny_config, model={"tied": "none", "output_bias": True})
+    draw = np.random.default_rng(0)
+    like = prepare(apart).abstract_state.params
+    old = jax.tree.map(lambda leaf: draw.standard_normal(leaf.shape, np.float32), like)
+    source = run.create_with(old, 3, tmp_path / "old", finished.config, finished.tokenizers, {})
+    other = {"vocabulary": 290, "joint": False, "symbols": (" redold",)}
+    setup = prepare(changed(apart, tokenizer=other))
+    params, lines = params_from(source, setup)
+    known, target = {*pieces(finished.tokenizers.target)}, setup.tokenizers.target
+    for line, side, new in zip(lines[1:], ("source", "target"), setup.tokenizers, strict=True):
+        taken = len(known & {*pieces(new)})
+        counts = f"{taken} pieces taken, {290 - taken} made from others, {320 - taken} dropped"
+        assert line == f"{side} embeddings: {counts}"
+    spelled = finished.tokenizers.target.encode("redold")
+    assert len(spelled) > 1
+    for path in ("target_embedding/embedding", "output", "output_bias"):
+        row = flat(params)[path][target.find("▁redold")]
+        wanted = flat(old)[path][spelled].mean(axis=0)
+        np.testing.assert_allclose(row, wanted, rtol=1e-5, atol=1e-6)
+
+
+def pieces(tokenizer: Tokenizer) -> list[str]:
+    return tokenizer.pieces(range(tokenizer.size))
+
+
+def test_a_part_is_taken_and_the_rest_is_random(
+    finished: run.Run, tiny_config: Config, tmp_path: Path
+) -> None:
+    """The numbers of layers may differ, but not in what is taken."""
+    deeper = changed(tiny_config, model={"decoder_layers": 2})
+    begin = partial(plan_start, deeper, tmp_path / "r", init_from=finished.folder)
+    parts = ("encoder", "*_embedding/*")
+    start, key = begin(init_parts=parts), jax.random.key(1)
+    setup = set_up(deeper, start.tokenizers, start.corpora)
+    random = flat(first_state(replace(start, source=None), setup, key)[0].params)
+    state, _, [line] = first_state(start, setup, key)
+    taken, others = map(flat, split(state.params, parts))
+    assert min(len(taken), len(others)) > 5
+    for tree, wanted in ((taken, flat(finished.params())), (others, random)):
+        for path, leaf in tree.items():
+            np.testing.assert_array_equal(leaf, wanted[path])
+            np.testing.assert_array_equal(leaf, flat(state.ema)[path])
+    sizes = [sum(leaf.size for leaf in tree.values()) for tree in (taken, random)]
+    origin = f"run {finished.folder}, step {finished.best_step()}"
+    assert line == (
+        f"parameters: {sizes[0]:,} of {sizes[1]:,} are those of {origin} "
+        "(encoder, *_embedding/*); the others are random"
+    )
+    message = r"does not fit: decoder/layers_1/.*: nothing saved, float32.* wanted"
+    with pytest.raises(UserError, match=message):
+        first_state(begin(init_parts=("decoder",)), setup, key)
+
+
+@pytest.mark.long
+def test_another_vocabulary_is_made_if_asked_for(
     tiny_config: Config, finished: run.Run, tmp_path: Path
 ) -> None:
-    other = changed(tiny_config, tokenizer={"vocabulary": 4000, "sampling": 0.3})
-    message = r"--init-from=.*: .* decide tokenizer\.vocabulary=4000: must be [0-9]+$"
+    said: list[dict[str, Any]] = []
+    other = changed(tiny_config, tokenizer={"vocabulary": 300, "sampling": 0.3}, train={"steps": 1})
+    begin = partial(train, other, init_from=finished.folder)
+    message = r"without --new-vocabulary: .* decide tokenizer\.vocabulary=300: must be [0-9]+$"
     with pytest.raises(UserError, match=message):
-        train(other, tmp_path / "r", init_from=finished.folder)
+        begin(tmp_path / "r")
+    with pytest.raises(UserError, match="--init-parts='norm': matches no parameter; did you"):
+        begin(tmp_path / "r", new_vocabulary=True, init_parts=["norm"])
     assert not (tmp_path / "r").exists()
+    begin = partial(begin, new_vocabulary=True)
+    begin_only(begin, tmp_path / "r")
+    with pytest.raises(UserError, match="has begun with --new-vocabulary; give the same options"):
+        begin(tmp_path / "r", init_parts=["norms"])
+    made = begin(tmp_path / "r", reporters=[said.append])
+    assert made.tokenizers.source.size == 300
+    assert any(r.get("text", "").startswith("embeddings: 300 pieces taken") for r in said)
+
+
+@pytest.mark.long
+def test_a_run_with_frozen_parameters_resumes_bit_for_bit(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    config = changed(tiny_config, optimizer={"frozen": ("encoder", "norms")})
+    whole = train(config, tmp_path / "whole")
+    train(changed(config, train={"steps": 6}), tmp_path / "r")
+    assert_same(train(config, tmp_path / "r"), whole)
 
 
 @pytest.mark.long

@@ -72,6 +72,10 @@ class Train(ProcessOptions, ModelOptions):
     """Refuse to continue a run."""
     init_from: Annotated[str | None, arg(metavar="RUN")] = None
     """Run whose parameters to start with."""
+    init_parts: Annotated[tuple[str, ...], several("PART")] = ()
+    """Which of them, such as encoder; default: all."""
+    new_vocabulary: bool = False
+    """Make another tokenizer than its own."""
     from_card: Annotated[str | None, arg(metavar="FILE")] = None
     """Result whose run to train again; FILE#ROW: that of a row of a study."""
     any_versions: bool = False
@@ -79,7 +83,7 @@ class Train(ProcessOptions, ModelOptions):
     profile: int = 0
     """Number of steps to trace into RUN/profile."""
     tensorboard: bool = False
-    """Write events into RUN/tensorboard, now and later."""
+    """Write events into RUN/tensorboard."""
 
     def execute(self, config: ConfigArguments) -> None:
         from transformer_jax.cli import train

@@ -31,6 +31,8 @@ def run(options: Train, arguments: ConfigArguments) -> None:
             options.run,
             new=options.new,
             init_from=options.init_from,
+            init_parts=options.init_parts,
+            new_vocabulary=options.new_vocabulary,
             card=loaded,
             profile=options.profile,
             reporters=reporters,

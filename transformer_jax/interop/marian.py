@@ -132,6 +132,7 @@ def _config(model: MarianFile) -> ModelConfig:
         tied="all" if options.get("tied-embeddings-all") else decoder_tied,
         output_bias=True,
         decoder_start_id=None,
+        dropout=0.0,  # which a file does not say: small models are trained without
         self_layer="ssru" if recurrent else "attention",
     )
 

@@ -1,16 +1,23 @@
-"""What the path of a parameter says about it: its dimensions, and how a matmul uses them.
+"""What the path of a parameter says about it: its dimensions, how a matmul uses them, and the part
+of the model that it belongs to.
 
-A path is a string such as "encoder/layers_0/ffn/in/kernel". Only its end counts, so that the paths
-of an optimizer's state, which hold those of the parameters, say the same. No other module
-interprets the names of parameters.
+A path is a string such as "encoder/layers_0/ffn/in/kernel". But for the parts, only its end counts,
+so that the paths of an optimizer's state, which hold those of the parameters, say the same. No
+other module interprets the names of parameters.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 import jax
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from transformer_jax.config import did_you_mean
+from transformer_jax.errors import UserError
+from transformer_jax.types import Params
 
 DIMENSIONS: dict[str, tuple[str, ...]] = {
     "*_embedding/embedding": ("vocabulary", "d_model"),
@@ -34,6 +41,71 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
 }
 """The logical names of the dimensions of parameters, by the end of their paths. Parameters that are
 not listed are split over the axis "fsdp" only."""
+
+PARTS = {
+    "encoder": "encoder/*",
+    "decoder": "decoder/*",
+    "embeddings": "*_embedding/*",
+    "norms": "*norm/*",
+    "cross_attention": "*cross_attention/*",
+}
+"""Parts of a model by name, as patterns of paths, in which "*" also matches "/"."""
+
+
+def by_path(params: Params) -> dict[str, Any]:
+    """Returns the leaves by path."""
+    return flatten_dict(params, sep="/")
+
+
+def to_tree(leaves: Mapping[str, Any]) -> Params:
+    """Returns the tree of leaves by path."""
+    return unflatten_dict(dict(leaves), sep="/")
+
+
+def merge(*parts: Params) -> Params:
+    """Returns the tree of all leaves; of those of the same path, the last one."""
+    return to_tree({path: leaf for part in parts for path, leaf in by_path(part).items()})
+
+
+def split(params: Params, patterns: Iterable[str]) -> tuple[Params, Params]:
+    """Returns the tree of the leaves that are in `patterns`, as in `select`, and that of the
+    others."""
+    leaves = by_path(params)
+    inside = {path: leaf for path, leaf in leaves.items() if _is_in(path, patterns)}
+    return to_tree(inside), to_tree({k: v for k, v in leaves.items() if k not in inside})
+
+
+def restrict(params: Params, like: Params) -> Params:
+    """Returns the tree of the leaves that `like` has, too."""
+    leaves = by_path(params)
+    return to_tree({path: leaves[path] for path in by_path(like)})
+
+
+def select(patterns: Iterable[str], paths: Iterable[str], field: str) -> list[str]:
+    """Returns the paths that match any of `patterns`: names of `PARTS`, or patterns of paths.
+
+    UserError: one of them matches none, or together they match all; the message names `field`.
+    """
+    paths = list(paths)
+    for pattern in patterns:
+        if not any(_is_in(path, [pattern]) for path in paths):
+            hint = did_you_mean(pattern, [*PARTS, "encoder/layers_0/*"])
+            raise UserError(f"{field}={pattern!r}: matches no parameter{hint}")
+    selected = [path for path in paths if _is_in(path, patterns)]
+    if len(selected) == len(paths):
+        raise UserError(f"{field}={' '.join(patterns)!r}: must not match every parameter")
+    return selected
+
+
+def _is_in(path: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(path, PARTS.get(pattern, pattern)) for pattern in patterns)
+
+
+def vocabulary_side(path: str) -> Literal["source", "target"] | None:
+    """Returns the side whose ids are the rows of a parameter; None: it has no row for each id."""
+    if "vocabulary" not in dimension_names(path):
+        return None
+    return "source" if path.startswith("source_embedding/") else "target"
 
 
 def map_with_paths(function: Callable[[str, Any], Any], tree: Any) -> Any:

@@ -43,14 +43,19 @@ class Card:
                 "those, or give --any-versions for a run that may differ"
             )
 
-    def require_start(self, init_from: epath.PathLike | None) -> None:
-        """UserError: the run starts with the parameters of another, and `init_from` is None; or it
-        does not, and `init_from` names one."""
+    def require_start(self, init_from: epath.PathLike | None, options: list[str]) -> None:
+        """UserError: the run starts with the parameters of another, and `init_from` is None or
+        `options` say that others are taken; or it does not, and `init_from` names one."""
         start = self.provenance.get("init_from")
         if start is not None and init_from is None:
             raise UserError(
                 f"card {self.name}: the run starts with the parameters of {start['run']}; give "
                 "--init-from"
+            )
+        if start is not None and (wanted := start.get("options", [])) != options:
+            raise UserError(
+                f"card {self.name}: the run starts with other parameters of {start['run']}; give "
+                f"--init-from with {' '.join(wanted) or 'no other option'}"
             )
         if start is None and init_from is not None:
             raise UserError(
@@ -139,7 +144,9 @@ def _check(config: Config, provenance: dict[str, Any]) -> None:
         "order": type(order) is int,
         "versions": _are_texts(provenance.get("versions")),
         "file_digests": _are_texts(provenance.get("file_digests")),
-        "init_from": isinstance(start, dict) and isinstance(start.get("run"), str),
+        "init_from": isinstance(start, dict)
+        and isinstance(start.get("run"), str)
+        and isinstance(start.get("options", []), list),
     }
     for part in ("train", "dev"):
         digest_of = digests.get(part) if isinstance(digests, dict) else None

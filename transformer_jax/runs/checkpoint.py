@@ -185,7 +185,7 @@ class Checkpoints:
                 with _reader() as orbax:
                     for name, tree in trees.items():
                         stored = _stored_tree(orbax, _for_orbax(self._folder) / new.name / name)
-                        _require_same(name, _leaves_by_name(stored), _leaves_by_name(tree))
+                        require_same(name, _leaves_by_name(stored), _leaves_by_name(tree))
                 for path in files_below(new).values():
                     if path.name == "commit_success.txt":  # of Orbax
                         path.unlink()  # holds an absolute path, which a copied run changes
@@ -275,7 +275,7 @@ def restore(folder: AnyPath, step: int, tree: str, like: Any = None) -> Any:
         stored = _stored_tree(orbax, place)
         like = stored if like is None else like
         names, wanted = _leaves_by_name(stored), _leaves_by_name(like)
-        _require_same(f"{manifest.describe(path)}: {tree}", names, wanted)
+        require_same(f"{manifest.describe(path)}: {tree}", names, wanted)
         arguments = [_restore_args(wanted[name]) for name in names]
         arguments = jax.tree.unflatten(jax.tree.structure(stored), arguments)
         arguments = ocp.args.PyTreeRestore(restore_args=arguments)
@@ -410,7 +410,10 @@ def _restore_args(leaf: Any) -> ocp.RestoreArgs:
     return ocp.ArrayRestoreArgs(sharding=sharding)
 
 
-def _require_same(where: str, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+def require_same(where: str, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """UserError: arrays by name differ from those wanted in names, shapes or types; the message
+    begins with `where`, and names the first differences."""
+
     def describe(leaves: dict[str, Any], name: str) -> str:
         return f"{leaves[name].dtype}{list(leaves[name].shape)}" if name in leaves else "nothing"
 

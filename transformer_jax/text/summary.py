@@ -1,6 +1,5 @@
 """Summarizes training text: how well the tokenizers fit it, and which of its pairs recur."""
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
@@ -8,7 +7,7 @@ import numpy as np
 
 from transformer_jax.special_ids import UNK
 from transformer_jax.text.corpus import Corpora, Corpus, Pair
-from transformer_jax.text.tokenizer import Tokenizer, Tokenizers
+from transformer_jax.text.tokenizer import Tokenizer, Tokenizers, is_byte
 
 SAMPLE = 10_000
 """Number of pairs of which tokens are counted."""
@@ -57,7 +56,7 @@ def _fit(tokenizer: Tokenizer, texts: Sequence[str]) -> str:
     without a piece of their own."""
     ids, _ = tokenizer.encode_all(texts)
     pieces = tokenizer.pieces(range(tokenizer.size))
-    spelled = [i for i, piece in enumerate(pieces) if re.fullmatch("<0x[0-9A-F]{2}>", piece)]
+    spelled = [i for i, piece in enumerate(pieces) if is_byte(piece)]
     unknown = np.sum(np.isin(ids, [UNK, *spelled])) / max(len(ids), 1)
     tokens = len(ids) / max(sum(len(text.split()) for text in texts), 1)
     return f"{tokens:.2f} tokens a word, {unknown:.2%} of them bytes or unknown"

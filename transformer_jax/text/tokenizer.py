@@ -153,6 +153,11 @@ class Tokenizer:
         return [_NAMES[i] if i in _NAMES else piece(self.model_ids[i]) for i in ids]
 
 
+def is_byte(piece: str) -> bool:
+    """Returns whether a piece stands for a byte of a character without a piece of its own."""
+    return re.fullmatch("<0x[0-9A-F]{2}>", piece) is not None
+
+
 _SIDES = ("source.model", "target.model")
 """Files of the tokenizers of a run, if they are not the same."""
 

@@ -22,11 +22,13 @@ from jax.sharding import AbstractMesh, NamedSharding
 from transformer_jax.config import Config, MeshConfig
 from transformer_jax.data.buckets import ROWS_MULTIPLE, Shape
 from transformer_jax.flops import count_matmuls
+from transformer_jax.models.parameter_paths import split
 from transformer_jax.parallel import mesh as meshes
 from transformer_jax.parallel.compile import REPLICATED
 from transformer_jax.parallel.devices import find_accelerator, usable_host_memory
 from transformer_jax.parallel.parameters import with_shardings
 from transformer_jax.training.setup import Setup, StepSetup, empty_batch, prepare_step
+from transformer_jax.training.step import train_only
 from transformer_jax.types import Batch, Size, unconstrained
 
 
@@ -98,9 +100,9 @@ def _trace(setup: StepSetup, remat: str, shape: Shape | None) -> tuple[Size, Siz
     loss = replace(setup, model=setup.model.clone(**alone, remat=remat)).loss
 
     def traced(params: Any, batch: Batch, key: Any, averages: Any) -> Any:
-        _, backward, _ = jax.vjp(
-            lambda params: loss(params, batch, key, averages), params, has_aux=True
-        )
+        frozen, trained = split(params, config.optimizer.frozen)
+        part = train_only(loss, frozen)
+        _, backward, _ = jax.vjp(lambda p: part(p, batch, key, averages), trained, has_aux=True)
         return backward, backward(jnp.ones(()))
 
     packed = config.data.packing
@@ -173,6 +175,7 @@ class Planner:
         state = like._state if like else self.setup.abstract_state
         self._state = with_shardings(state, self.setup.mesh)
         self._params_bytes, self._state_bytes = _bytes(self._state.params), _bytes(self._state)
+        self._gradient_bytes = _bytes(split(self._state.params, config.optimizer.frozen)[1])
 
     @cached_property
     def _gathered_bytes(self) -> int:
@@ -203,7 +206,8 @@ class Planner:
         rows = shape.rows * (2 if self.config.optimizer.r_drop else 1)
         logits = rows * shape.target * self._vocabularies[1] * 4 // mesh.shape[meshes.TENSOR]
         kept = self._costs.saved_bytes(shape, self.config.execution.remat) + logits
-        temporaries = kept // (shards * microbatches) + params * min(microbatches, 2)
+        gradients = self._gradient_bytes * min(microbatches, 2)
+        temporaries = kept // (shards * microbatches) + gradients
         if mesh.shape[meshes.FSDP] > 1:
             temporaries += self._gathered_bytes
         rest = self._state_bytes - params

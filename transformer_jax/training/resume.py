@@ -4,6 +4,7 @@ another."""
 import logging
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformer_jax.config import Config, differences, require_decided
 from transformer_jax.data.order import VERSION
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath
+from transformer_jax.models.parameter_paths import merge, restrict
 from transformer_jax.parallel import processes
 from transformer_jax.parallel.compile import compile_function
 from transformer_jax.parallel.parameters import partition_tree
@@ -25,6 +27,7 @@ from transformer_jax.runs.run import Run
 from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpora
 from transformer_jax.text.tokenizer import Tokenizers
+from transformer_jax.training.initialization import params_from
 from transformer_jax.training.reporters import MetricsFile, last_step, whole_records
 from transformer_jax.training.setup import Setup
 from transformer_jax.training.step import TrainState
@@ -66,13 +69,15 @@ class Start:
 
     continued: Run | None  # the run in the folder, with its config as it is stored
     source: Run | None  # run with whose parameters training starts; None: random ones
+    parts: tuple[str, ...]  # which of them; none: all
+    new_vocabulary: bool  # whether the tokenizers of `source` are not kept
     corpora: Corpora
     provenance: dict[str, Any]  # of the run
 
     @property
     def tokenizers(self) -> Tokenizers | None:
         """Those that the run has from its beginning; None: they are to be trained."""
-        run = self.continued or self.source
+        run = self.continued or (None if self.new_vocabulary else self.source)
         return run and run.tokenizers
 
     def describe(self, run: Run, step: int) -> list[str]:
@@ -90,6 +95,8 @@ def plan_start(
     *,
     new: bool = False,
     init_from: epath.PathLike | None = None,
+    init_parts: Sequence[str] = (),
+    new_vocabulary: bool = False,
     card: Card | None = None,
 ) -> Start:
     """Decides how training starts, in all processes alike. The arguments are those of `train`.
@@ -97,38 +104,55 @@ def plan_start(
     UserError: they do not fit the run in the folder, the card, the corpora or the run to start
     from, or differ between processes.
     """
+    options = [f"--init-parts={part}" for part in init_parts]
+    options += ["--new-vocabulary"] if new_vocabulary else []
+    if options and init_from is None:
+        raise UserError(f"{options[0]}: needs --init-from")
     continued = _existing_run(config, folder, new)
     saved = [] if continued is None else checkpoint.steps(continued.checkpoints)
-    source = None if saved else _source(continued, init_from)
+    source = None if saved else _source(continued, init_from, options)
     if source is not None:
-        require_decided(f"--init-from={init_from}", source.config, config)
+        origin = f"--init-from={init_from}"
+        if not new_vocabulary and source.config.tokenizer != config.tokenizer:
+            origin += " without --new-vocabulary"
+        free = ["tokenizer"] if new_vocabulary else []
+        free += ["layers", "decoder_layers"] if init_parts else []
+        require_decided(origin, source.config, config, free)
     corpora = Corpora.of(config.data)
     if card is not None:
-        card.require_start(init_from)
+        card.require_start(init_from, options)
         card.require_data(corpora)
-    now = _provenance(corpora, source)
+    now = _provenance(corpora)
+    if source is not None:
+        now["init_from"] = _identity(source, options)
     if continued is not None:
         _require_same_data(continued, now)
     facts = now["file_digests"] | {"checkpoints of the run": ", ".join(map(str, saved)) or "none"}
-    start = Start(continued, source, corpora, continued.provenance if continued else now)
+    provenance = continued.provenance if continued else now
+    start = Start(continued, source, tuple(init_parts), new_vocabulary, corpora, provenance)
     facts |= tokenizer.digests(config.tokenizer) if start.tokenizers is None else {}
     processes.require_same_everywhere(config, facts)
     return start
 
 
-def first_state(start: Start, setup: Setup, key: Key) -> tuple[TrainState, Progress]:
-    """Returns the state and the progress of the newest intact checkpoint, or those of a new run.
+def first_state(start: Start, setup: Setup, key: Key) -> tuple[TrainState, Progress, list[str]]:
+    """Returns the state and the progress of the newest intact checkpoint, or those of a new run and
+    lines that say which parameters are those of `start.source`.
 
     UserError: no checkpoint is intact, or the parameters of `start.source` do not fit.
     """
     # Another process may have saved since `start` was planned, and before this one had the lock.
     if start.continued is not None and (stored := restored(start.continued, setup)):
-        return stored
+        return *stored, []
     specs = partition_tree(setup.abstract_state, setup.mesh)
     state = compile_function(setup.init, setup.mesh, result=specs)(key)
-    if start.source is not None:
-        state = _with_params_of(start.source, state, setup)
-    return state, Progress()
+    if start.source is None:
+        return state, Progress(), []
+    taken, lines = params_from(start.source, setup, start.parts)
+    params = merge(state.params, taken)
+    average = None if state.ema is None else jax.tree.map(jnp.copy, restrict(params, state.ema))
+    # Its step 0 is not evaluated yet, and may be the best.
+    return state._replace(params=params, ema=average), Progress(evaluated=-1), lines
 
 
 def store_run(start: Start, run: Run, metrics: MetricsFile, step: int, progress: Progress) -> None:
@@ -152,9 +176,11 @@ def store_run(start: Start, run: Run, metrics: MetricsFile, step: int, progress:
 
 def checkpoint_trees(state: TrainState) -> dict[str, Any]:
     """Returns the trees of a checkpoint: the parameters for translation, and all other state."""
-    rest = state._asdict()
-    params = rest.pop("params" if state.ema is None else "ema")
-    return {"weights": params, "training": {k: v for k, v in rest.items() if v is not None}}
+    rest = state._asdict() | {"params": None, "ema": None}
+    if state.ema is not None:
+        rest["params"] = restrict(state.params, state.ema)
+    rest = {name: tree for name, tree in rest.items() if tree is not None}
+    return {"weights": state.eval_params, "training": rest}
 
 
 def restored(run: Run, setup: Setup) -> tuple[TrainState, Progress] | None:
@@ -185,8 +211,11 @@ def restored(run: Run, setup: Setup) -> tuple[TrainState, Progress] | None:
                 raise
             logger.warning("%s; continuing from the checkpoint before it", error)
             continue
-        params = {"params" if state.ema is None else "ema": trees["weights"]}
-        return state._replace(**trees["training"], **params), progress
+        params, rest = trees["weights"], trees["training"]
+        if state.ema is not None:
+            rest["ema"] = restrict(params, state.ema)
+            params = merge(params, rest.pop("params"))
+        return state._replace(params=params, **rest), progress
     records, _ = whole_records(run.folder / "metrics.jsonl")
     if last := last_step(records):
         logger.warning(
@@ -220,7 +249,9 @@ def _existing_run(config: Config, folder: AnyPath, new: bool) -> Run | None:
     return run
 
 
-def _source(continued: Run | None, init_from: epath.PathLike | None) -> Run | None:
+def _source(
+    continued: Run | None, init_from: epath.PathLike | None, options: list[str]
+) -> Run | None:
     """Returns the run with whose parameters training starts, or None.
 
     continued: the run to continue, without checkpoints. UserError: it was to start with other
@@ -242,26 +273,33 @@ def _source(continued: Run | None, init_from: epath.PathLike | None) -> Run | No
         )
     source = runs.load(init_from)
     source.require_float32()
-    now = _identity(source)
+    now = _identity(source, options)
     if begun is not None and begun.get("params", now["params"]) != now["params"]:
         raise UserError(
             f"--init-from={init_from}: the parameters of its step {now['step']} are not those that "
             f"{folder} starts with, of {begun['run']}, step {begun['step']}; give those, or name "
             "another folder"
         )
+    if begun is not None and (before := begun.get("options", [])) != options:
+        raise UserError(
+            f"--init-from={init_from}: run {folder} has begun with "
+            f"{' '.join(before) or 'all parameters and the same vocabulary'}; give the same "
+            "options, or name another folder"
+        )
     return source
 
 
-def _identity(source: Run) -> dict[str, Any]:
-    """Returns what identifies the parameters of a run that another one starts with."""
+def _identity(source: Run, options: list[str]) -> dict[str, Any]:
+    """Returns what identifies the parameters of a run that another one starts with, and which of
+    them it takes."""
     step = source.best_step()
     params = checkpoint.digest(source.checkpoints, step, "weights")
-    return {"run": str(source.folder), "step": step, "params": params}
+    return {"run": str(source.folder), "step": step, "params": params, "options": options}
 
 
-def _provenance(corpora: Corpora, source: Run | None) -> dict[str, Any]:
+def _provenance(corpora: Corpora) -> dict[str, Any]:
     """Returns the provenance of a run: versions of packages and of the order of the pairs, the
-    devices, digests of the corpora, and the run whose parameters it starts with."""
+    devices, and digests of the corpora."""
     first = jax.devices()[0]
     kind = {"platform": first.platform, "kind": first.device_kind}
     return {
@@ -270,7 +308,6 @@ def _provenance(corpora: Corpora, source: Run | None) -> dict[str, Any]:
         "devices": {"count": jax.device_count(), **kind},
         "data_digests": corpora.digests(),
         "file_digests": corpora.file_digests(),
-        **({} if source is None else {"init_from": _identity(source)}),
     }
 
 
@@ -294,16 +331,3 @@ def _require_same_data(run: Run, now: dict[str, Any]) -> None:
                     f"data.{split}={name}: has changed since run {run.folder} began{which}; give "
                     "the same data to continue, or name another folder"
                 )
-
-
-def _with_params_of(source: Run, state: TrainState, setup: Setup) -> TrainState:
-    """Returns the state with the parameters of another run.
-
-    UserError: they do not fit; the message names the first mismatches.
-    """
-    try:
-        params = source.params(like=setup.abstract_state.params)
-    except UserError as error:
-        raise UserError(f"--init-from {source.folder}: {error}") from error
-    average = None if state.ema is None else jax.tree.map(jnp.copy, params)
-    return state._replace(params=params, ema=average)

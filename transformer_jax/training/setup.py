@@ -22,6 +22,7 @@ from transformer_jax.decoding.evaluation import bleu_metric, warn_of_unspaced
 from transformer_jax.errors import UserError
 from transformer_jax.models.classifier import check_labels
 from transformer_jax.models.make import abstract_model, check_model, check_packing, make_model
+from transformer_jax.models.parameter_paths import by_path, select, split
 from transformer_jax.models.transformer import Model
 from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.mesh import (
@@ -102,7 +103,8 @@ class StepSetup:
     @property
     def update(self) -> Callable[..., tuple[TrainState, Metrics]]:
         """The run's `train_step`: a pure function (state, batch, key, reduce=...)."""
-        options = {"accumulate": self.microbatches, "ema": self.config.optimizer.ema}
+        config = self.config.optimizer
+        options = {"accumulate": self.microbatches, "ema": config.ema, "frozen": config.frozen}
         return partial(train_step, loss=self.loss, optimizer=self.optimizer, **options)
 
     def init(self, key: Key) -> TrainState:
@@ -116,7 +118,8 @@ class StepSetup:
     def _first_state(self, output: ModelOutput, params: Params) -> TrainState:
         # The only running mean that auxiliary losses may depend on.
         averages = {"log_likelihood": jnp.zeros(())} if output.losses else {}
-        return init_state(params, self.optimizer, self.config.optimizer.ema, averages)
+        options = self.config.optimizer
+        return init_state(params, self.optimizer, options.ema, averages, options.frozen)
 
     @cached_property
     def abstract_state(self) -> TrainState:
@@ -268,14 +271,18 @@ def prepare_step(config: Config, vocabularies: tuple[int, int], mesh: AnyMesh) -
     """Returns what a training step of a checked config needs.
 
     vocabularies: the numbers of source and target ids. mesh: of devices, or an abstract one, for
-    which the step can be planned but not run. UserError: the mesh cannot split the vocabularies.
+    which the step can be planned but not run. UserError: the mesh cannot split the vocabularies, or
+    `optimizer.frozen` matches no parameter or all of them.
     """
     check_vocabularies(config.mesh, vocabularies)
     execution = config.execution
     model = make_model(config.model, *vocabularies, kernel=execution.kernel, remat=execution.remat)
     if execution.executor == "jit":  # arrays inside a pmap are those of one device
         model = shard_model(model, mesh)
-    optimizer = make_optimizer(config, abstract_model(config.model, *vocabularies)[1])
+    _, params = abstract_model(config.model, *vocabularies)
+    if frozen := config.optimizer.frozen:
+        select(frozen, by_path(params), "optimizer.frozen")
+    optimizer = make_optimizer(config, split(params, frozen)[1])
     return StepSetup(config, model, optimizer, mesh)
 
 

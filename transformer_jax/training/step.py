@@ -1,6 +1,6 @@
 """The loss, one update and one evaluation as pure functions: no jit, no devices, no I/O."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +9,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.errors import UserError
+from transformer_jax.models.parameter_paths import merge, split
 from transformer_jax.models.transformer import Model
 from transformer_jax.training.losses import auxiliary_losses, symmetric_divergence, token_loss
 from transformer_jax.types import Batch, Key, Mean, Params
@@ -40,13 +41,13 @@ class TrainState(NamedTuple):
     step: Int[Array, ""]
     params: Params
     opt_state: optax.OptState
-    ema: Params | None  # moving average of the parameters; None: off
+    ema: Params | None  # moving average of the parameters that are not frozen; None: off
     averages: Averages  # running means of the metrics that auxiliary losses depend on
 
     @property
     def eval_params(self) -> Params:
         """The parameters for evaluation and translation."""
-        return self.params if self.ema is None else self.ema
+        return self.params if self.ema is None else merge(self.params, self.ema)
 
 
 def init_state(
@@ -54,11 +55,20 @@ def init_state(
     optimizer: optax.GradientTransformation,
     ema: float | None = None,
     averages: Averages | None = None,
+    frozen: Sequence[str] = (),
 ) -> TrainState:
-    """Returns the state before the first update."""
-    copy = None if ema is None else jax.tree.map(jnp.copy, params)
+    """Returns the state before the first update; `frozen` is that of `train_step`."""
+    _, trained = split(params, frozen)
+    copy = None if ema is None else jax.tree.map(jnp.copy, trained)
     step = jnp.zeros((), jnp.int32)
-    return TrainState(step, params, optimizer.init(params), copy, averages or {})
+    return TrainState(step, params, optimizer.init(trained), copy, averages or {})
+
+
+def train_only(loss: LossFn, frozen: Params) -> LossFn:
+    """Returns the loss as a function of the parameters that are not frozen."""
+    if not frozen:
+        return loss
+    return lambda trained, *others: loss(merge(frozen, trained), *others)
 
 
 def loss_fn(model: Model, smoothing: float = 0.0, r_drop: float = 0.0) -> LossFn:
@@ -140,6 +150,7 @@ def train_step(
     optimizer: optax.GradientTransformation,
     accumulate: int = 1,
     ema: float | None = None,
+    frozen: Sequence[str] = (),
     reduce: Callable = lambda tree: tree,
 ) -> tuple[TrainState, Metrics]:
     """Returns the state after one update, and the metrics of the step by name.
@@ -148,26 +159,30 @@ def train_step(
     run's; the step is folded into it. `reduce` sums a tree over devices, if each of them sees only
     its own rows. The metrics are loss (nats per token, with smoothing and auxiliary losses),
     tokens, grad_norm, and the means that the loss reports. If the loss or the norm of the gradient
-    is not finite, nothing changes but the step.
+    is not finite, nothing changes but the step. `frozen` parameters, as in `OptimizerConfig`, are
+    constants: `optimizer` does not know of them.
     """
     key = jax.random.fold_in(key, state.step)
+    constants, trained = split(state.params, frozen)
+    loss = train_only(loss, constants)
     gradient, total, sums = reduce(
-        gradients(state.params, batch, key, state.averages, loss=loss, accumulate=accumulate)
+        gradients(trained, batch, key, state.averages, loss=loss, accumulate=accumulate)
     )
     # Divided after the sum over devices and microbatches, so that their number makes no difference.
     tokens = jnp.maximum(sums.tokens, 1).astype(jnp.float32)
     gradient = jax.tree.map(lambda g: g / tokens, gradient)
-    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-    params = jax.tree.map(jnp.add, state.params, updates)
+    updates, opt_state = optimizer.update(gradient, state.opt_state, trained)
+    trained = jax.tree.map(jnp.add, trained, updates)
     average = state.ema
     if ema is not None:
         decay = _decay(ema, state.step)
-        average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, params)
+        average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, trained)
     averages = _updated(state.averages, sums.metrics, state.step)
     metrics = {"loss": total / tokens, "tokens": sums.tokens}
     metrics["grad_norm"] = optax.tree.norm(gradient)
     # A step that is not finite keeps all of the old state; only the number of the step goes on.
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
+    params = merge(constants, trained)
     updated = TrainState(state.step, params, opt_state, average, averages)
     state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state)
     state = state._replace(step=state.step + 1)

@@ -41,6 +41,8 @@ def train(
     *,
     new: bool = False,
     init_from: epath.PathLike | None = None,
+    init_parts: Sequence[str] = (),
+    new_vocabulary: bool = False,
     card: Card | None = None,
     profile: int = 0,
     reporters: Sequence[Reporter] = (),
@@ -48,9 +50,12 @@ def train(
     """Trains `config` in the run folder, or continues the run in it, and returns the run.
 
     folder: on a disk, or gs://BUCKET/NAME. new: refuse to continue a run; the folder must be
-    missing or empty. init_from: run whose parameters and tokenizer a new run starts with. card: of
-    the run to train again, whose data must be the same. profile: number of steps to trace into the
-    run's folder `profile`. reporters: functions that are called with every record.
+    missing or empty. init_from: run whose parameters and tokenizer a new run starts with.
+    init_parts: which of these parameters, named as in `OptimizerConfig.frozen`; none: all.
+    new_vocabulary: makes the tokenizer that the config describes, and takes over the embeddings of
+    pieces. card: of the run to train again, whose data must be the same. profile: number of steps
+    to trace into the run's folder `profile`. reporters: functions that are called with every
+    record.
 
     After SIGINT or SIGTERM, finishes the step, or the compilation of a program, saves, and raises
     KeyboardInterrupt or SystemExit. A second signal ends the process at once.
@@ -59,17 +64,18 @@ def train(
     check_config(config)
     folder = find_path(folder)
     check_profile(profile, folder)
-    start = plan_start(config, folder, new=new, init_from=init_from, card=card)
+    options = {"init_from": init_from, "init_parts": init_parts, "new_vocabulary": new_vocabulary}
+    start = plan_start(config, folder, new=new, card=card, **options)
     setup = set_up(config, start.tokenizers, start.corpora)
     run = Run(folder, config, setup.tokenizers, start.provenance)
     init_key, key = jax.random.split(jax.random.key(config.train.seed))
     with lock.locked(folder), stop_signals() as stop:
-        state, progress = first_state(start, setup, init_key)
+        state, progress, origin = first_state(start, setup, init_key)
         step, metrics = int(state.step), MetricsFile(folder / "metrics.jsonl")
         store_run(start, run, metrics, step, progress)
         with metrics, Checkpoints(run.checkpoints, config.train.keep) as checkpoints:
             reporters = [metrics, *reporters] if is_coordinator() else []
-            for text in (*start.describe(run, step), *setup.describe()):
+            for text in (*start.describe(run, step), *origin, *setup.describe()):
                 report(reporters, "message", step, text=text)
             trainer = Trainer(setup, run, checkpoints, metrics, reporters, stop)
             trainer.run(state, progress, key, profile)
