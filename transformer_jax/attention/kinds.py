@@ -49,6 +49,11 @@ class AttentionInputs(NamedTuple):
         """Returns the mask as booleans."""
         return dense_mask(self.mask, self.query.shape[2], self.key.shape[2])
 
+    def arguments(self) -> tuple[Array, Array, Array, Array | None]:
+        """Returns queries, keys, values and mask as the functions of `functional` take them."""
+        keys, values = self.repeat_heads(self.key), self.repeat_heads(self.value)
+        return self.query, keys, values, self.dense_mask()
+
     def matrix(self, name: str, *shape: int) -> Array:
         """Returns a learned matrix for each head, [N, H, *shape]; without `shape` [N, H, H]."""
         _, heads, _, width = self.query.shape
@@ -134,11 +139,7 @@ def soft(inputs: AttentionInputs) -> AttentionOutput:
     if SCORES[inputs.config.score].product:
         query, key = inputs.prepare(inputs.query, inputs.key)
         return AttentionOutput(*inputs.attend(query, key, inputs.value, inputs.mask))
-    keys, values = inputs.repeat_heads(inputs.key), inputs.repeat_heads(inputs.value)
-    mask, score = inputs.dense_mask(), inputs.score
-    return AttentionOutput(
-        *functional.soft_attention(inputs.query, keys, values, mask, score=score)
-    )
+    return AttentionOutput(*functional.soft_attention(*inputs.arguments(), score=inputs.score))
 
 
 def plain(inputs: AttentionInputs) -> AttentionOutput:
@@ -158,26 +159,19 @@ def local_p(inputs: AttentionInputs) -> AttentionOutput:
     w, v = inputs.matrix("center_w"), inputs.vector("center_v")
     lengths = length[:, None].astype(jnp.float32)
     center = functional.predicted_center(inputs.query, lengths, w, v)
-    window, values = inputs.config.window or 0, inputs.repeat_heads(inputs.value)
-    query, key = inputs.query, inputs.repeat_heads(inputs.key)
+    window = inputs.config.window or 0
     if _gathers(inputs, keys, window):
-        prepared, score = inputs.prepare(query, key), inputs.comparison()
+        prepared = inputs.prepare(inputs.query, inputs.repeat_heads(inputs.key))
+        values, score = inputs.repeat_heads(inputs.value), inputs.comparison()
         context = local_p_gathered(
             *prepared, values, first, length, center=center, window=window, score=score
         )
         return AttentionOutput(context, None)
     _, positions = inputs.mask.positions(queries, keys)
-    context, weights = functional.local_p_attention(
-        query,
-        key,
-        values,
-        inputs.dense_mask(),
-        center=center,
-        window=window,
-        key_positions=positions[:, None, None],
-        score=inputs.score,
+    options = {"window": window, "key_positions": positions[:, None, None], "score": inputs.score}
+    return AttentionOutput(
+        *functional.local_p_attention(*inputs.arguments(), center=center, **options)
     )
-    return AttentionOutput(context, weights)
 
 
 def _gathers(inputs: AttentionInputs, keys: Size, window: int) -> bool:
@@ -197,15 +191,12 @@ up to 2."""
 
 def hard(inputs: AttentionInputs) -> AttentionOutput:
     """Computes `functional.hard_attention` and, in training, the loss by which it learns."""
-    query, keys = inputs.prepare(inputs.query, inputs.repeat_heads(inputs.key))
-    score = inputs.comparison()
-    values, mask = inputs.repeat_heads(inputs.value), inputs.dense_mask()
-    context, choice = functional.hard_attention(
-        query, keys, values, mask, score=score, key=inputs.rng
-    )
+    query, keys, values, mask = inputs.arguments()
+    weights = functional.masked_softmax(inputs.score(query, keys), mask)
+    choice = functional.one_hot_choice(weights, inputs.rng)
+    context = functional.weighted_sum(choice, values)
     if inputs.rng is None:
         return AttentionOutput(context, choice)
-    weights = functional.masked_softmax(score(query, keys), mask)
     log = jnp.log(jnp.maximum(weights, jnp.finfo(jnp.float32).tiny))
     chosen, entropy = jnp.sum(choice * log, axis=(1, 3)), -jnp.sum(weights * log, axis=(1, 3))
     config, surrogate = inputs.config, reinforce if inputs.last_layer else reinforce_to_go
@@ -215,15 +206,9 @@ def hard(inputs: AttentionInputs) -> AttentionOutput:
 
 def gumbel(inputs: AttentionInputs) -> AttentionOutput:
     """Computes `functional.gumbel_attention`."""
-    context, weights = functional.gumbel_attention(
-        inputs.query,
-        inputs.repeat_heads(inputs.key),
-        inputs.repeat_heads(inputs.value),
-        inputs.dense_mask(),
-        score=inputs.score,
-        key=inputs.rng,
+    return AttentionOutput(
+        *functional.gumbel_attention(*inputs.arguments(), score=inputs.score, key=inputs.rng)
     )
-    return AttentionOutput(context, weights)
 
 
 def latent(inputs: AttentionInputs) -> AttentionOutput:
@@ -238,15 +223,9 @@ def latent(inputs: AttentionInputs) -> AttentionOutput:
     _, positions = inputs.mask.positions(length, length)
     v = inputs.matrix("active", inputs.max_length)
     active = functional.masked_softmax(scores.location(keys, positions[:, None], v), same_sentence)
-    context, weights = functional.latent_attention(
-        inputs.query,
-        keys,
-        inputs.repeat_heads(inputs.value),
-        inputs.dense_mask(),
-        active=active,
-        score=inputs.score,
+    return AttentionOutput(
+        *functional.latent_attention(*inputs.arguments(), active=active, score=inputs.score)
     )
-    return AttentionOutput(context, weights)
 
 
 KINDS: dict[str, Kind] = {
