@@ -30,16 +30,7 @@ from transformer_jax.runs import checkpoint
 from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpora, Pair
 from transformer_jax.text.tokenizer import Tokenizers
-from transformer_jax.training.oracles import (
-    decoding_error,
-    largest,
-    logits_of,
-    padding_error,
-    random_params,
-    relative_error,
-    step_error,
-    visibility,
-)
+from transformer_jax.training import oracles
 from transformer_jax.training.setup import StepSetup, check_config, prepare_step
 from transformer_jax.training.trainer import train
 from transformer_jax.types import Batch, Params
@@ -162,7 +153,7 @@ class Subject:
     @cached_property
     def params(self) -> Params:
         """Random parameters."""
-        return random_params(self.setup.model)
+        return oracles.random_params(self.setup.model)
 
     @cached_property
     def examples(self) -> Examples:
@@ -244,13 +235,13 @@ def packing_error(subject: Subject) -> float:
     lengths = subject.examples.lengths_of(np.arange(len(subject.examples)))
     width = 2 * int(lengths.max())
     (packed,) = pack(lengths, Shape(ROWS, width, width))
-    together = logits_of(model, params, subject.arrays(packed, packed=True))
-    apart, errors = logits_of(model, params, subject.batch), []
+    together = oracles.logits_of(model, params, subject.arrays(packed, packed=True))
+    apart, errors = oracles.logits_of(model, params, subject.batch), []
     for pair, row, (_, start) in zip(packed.pairs, packed.rows, packed.starts, strict=True):
         length = lengths[pair, 1]
         wanted = apart[plan.rows[plan.pairs == pair][0], :length]
-        errors.append(relative_error(together[row, start : start + length], wanted))
-    return largest(errors)
+        errors.append(oracles.relative_error(together[row, start : start + length], wanted))
+    return oracles.largest(errors)
 
 
 def accumulation_error(subject: Subject) -> float:
@@ -258,7 +249,7 @@ def accumulation_error(subject: Subject) -> float:
     setup = subject.setup
     options = replace(setup.config.optimizer, accumulate=2)
     halves = replace(setup, config=replace(setup.config, optimizer=options))
-    return step_error(setup, halves, subject.params, subject.batch)
+    return oracles.step_error(setup, halves, subject.params, subject.batch)
 
 
 def mesh_error(subject: Subject) -> float:
@@ -312,7 +303,7 @@ def _compare_devices(values: dict[str, Any]) -> float | str:
         other = prepare_step(changed, sizes, make_mesh(mesh))
     except UserError as error:
         return str(error)
-    return step_error(one, other, random_params(one.model), batch)
+    return oracles.step_error(one, other, oracles.random_params(one.model), batch)
 
 
 def resuming_error(subject: Subject) -> float:
@@ -329,7 +320,7 @@ def resuming_error(subject: Subject) -> float:
     whole = state_after("whole", 4)
     state_after("stopped", 2)
     pairs = zip(whole, state_after("stopped", 4), strict=True)
-    return largest(np.abs(np.subtract(a, b, dtype=np.float64)) for a, b in pairs)
+    return oracles.largest(np.abs(np.subtract(a, b, dtype=np.float64)) for a, b in pairs)
 
 
 def round_trip_error(subject: Subject) -> float:
@@ -349,9 +340,9 @@ def _of_model(compare: Callable[[Model, Params, Batch], float]) -> Callable[[Sub
 
 
 CHECKS: dict[str, tuple[Callable[[Subject], float], Limits]] = {
-    "decoding with caches": (_of_model(decoding_error), LOGITS),
-    "what positions see": (_of_model(visibility), EXACT),
-    "padding": (_of_model(padding_error), LOGITS),
+    "decoding with caches": (_of_model(oracles.decoding_error), LOGITS),
+    "what positions see": (_of_model(oracles.visibility), EXACT),
+    "padding": (_of_model(oracles.padding_error), LOGITS),
     "packing": (packing_error, LOGITS),
     "accumulation": (accumulation_error, GRADIENTS),
     "several devices": (mesh_error, GRADIENTS),
