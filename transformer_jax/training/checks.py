@@ -3,22 +3,21 @@
 Each check computes the same in two ways that must agree, and reports the largest difference.
 """
 
-import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from transformer_jax.config import ROLES, Config, MeshConfig, ModelConfig, from_json, to_json
+from transformer_jax.config import ROLES, Config, MeshConfig, ModelConfig
 from transformer_jax.data.buckets import Plan, Shape, group, pack
 from transformer_jax.data.dataset import Examples, tokenize
 from transformer_jax.data.loader import make_batch
@@ -257,29 +256,10 @@ def mesh_error(subject: Subject) -> float:
 
     Another process emulates the devices: two along each axis that the config's mesh splits.
     """
-    values = {
-        "config": to_json(subject.config),
-        "sizes": subject.tokenizers.sizes,
-        "modules": list(subject.modules),
-        "batch": [np.asarray(side).tolist() for side in subject.batch[:3]],
-    }
-    mesh = _small_mesh(subject.config.mesh)
-    devices = mesh.data * mesh.fsdp * mesh.tensor
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    command = (sys.executable, "-m", "transformer_jax.training.checks")
-    ended = subprocess.run(
-        command,
-        input=json.dumps(values),
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-    )
-    answer = json.loads(ended.stdout.splitlines()[-1]) if not ended.returncode else None
-    if answer is None:
-        raise RuntimeError(next(iter(ended.stderr.splitlines()[::-1]), f"{ended.returncode}"))
-    if isinstance(answer, str):
-        raise NotApplicable(answer)
-    return float(answer)
+    batch = Batch(*map(np.asarray, subject.batch[:3]))
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        arguments = subject.config, subject.tokenizers.sizes, subject.modules, batch
+        return pool.submit(_compare_devices, *arguments).result()
 
 
 def _small_mesh(mesh: MeshConfig) -> MeshConfig:
@@ -289,21 +269,28 @@ def _small_mesh(mesh: MeshConfig) -> MeshConfig:
     return MeshConfig(data=1 if alone else 2, **sizes)
 
 
-def _compare_devices(values: dict[str, Any]) -> float | str:
-    """Returns `mesh_error` in a process with several devices, or why the mesh is not possible."""
+def _compare_devices(
+    config: Config, sizes: tuple[int, int], modules: Sequence[str], batch: Batch
+) -> float:
+    """Returns `mesh_error` in a new process. NotApplicable: the mesh is not possible."""
+    mesh = _small_mesh(config.mesh)
+    os.environ.pop("XLA_FLAGS", None)  # which may ask for another number of devices
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", mesh.data * mesh.fsdp * mesh.tensor)
     search_current_folder()
-    for module in values["modules"]:
+    for module in modules:
         import_module("--import", module)
-    config, sizes = from_json(values["config"]), (values["sizes"][0], values["sizes"][1])
-    batch = Batch(*(np.asarray(side, np.int32) for side in values["batch"]))
-    one, mesh = _on_one_device(config, sizes), _small_mesh(config.mesh)
+    one = _on_one_device(config, sizes)
     changed = replace(one.config, execution=config.execution, mesh=mesh)
     try:
         check_config(changed)
         other = prepare_step(changed, sizes, make_mesh(mesh))
     except UserError as error:
-        return str(error)
-    return oracles.step_error(one, other, oracles.random_params(one.model), batch)
+        raise NotApplicable(str(error)) from None
+    try:
+        return oracles.step_error(one, other, oracles.random_params(one.model), batch)
+    except Exception as error:  # which may be one that cannot be sent to the other process
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
 def resuming_error(subject: Subject) -> float:
@@ -350,7 +337,3 @@ CHECKS: dict[str, tuple[Callable[[Subject], float], Limits]] = {
     "tokenizing": (round_trip_error, EXACT),
 }
 """What `check` compares, by name, and how far it may differ."""
-
-
-if __name__ == "__main__":
-    print(json.dumps(_compare_devices(json.load(sys.stdin))))
