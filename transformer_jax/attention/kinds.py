@@ -54,6 +54,10 @@ class AttentionInputs(NamedTuple):
         keys, values = self.repeat_heads(self.key), self.repeat_heads(self.value)
         return self.query, keys, values, self.dense_mask()
 
+    def apply(self, function: Callable[..., ContextAndWeights], **options: Any) -> Any:
+        """Returns the output of a function of `functional`, with the config's score."""
+        return AttentionOutput(*function(*self.arguments(), score=self.score, **options))
+
     def matrix(self, name: str, *shape: int) -> Array:
         """Returns a learned matrix for each head, [N, H, *shape]; without `shape` [N, H, H]."""
         _, heads, _, width = self.query.shape
@@ -139,7 +143,7 @@ def soft(inputs: AttentionInputs) -> AttentionOutput:
     if SCORES[inputs.config.score].product:
         query, key = inputs.prepare(inputs.query, inputs.key)
         return AttentionOutput(*inputs.attend(query, key, inputs.value, inputs.mask))
-    return AttentionOutput(*functional.soft_attention(*inputs.arguments(), score=inputs.score))
+    return inputs.apply(functional.soft_attention)
 
 
 def plain(inputs: AttentionInputs) -> AttentionOutput:
@@ -168,10 +172,8 @@ def local_p(inputs: AttentionInputs) -> AttentionOutput:
         )
         return AttentionOutput(context, None)
     _, positions = inputs.mask.positions(queries, keys)
-    options = {"window": window, "key_positions": positions[:, None, None], "score": inputs.score}
-    return AttentionOutput(
-        *functional.local_p_attention(*inputs.arguments(), center=center, **options)
-    )
+    options = {"window": window, "key_positions": positions[:, None, None]}
+    return inputs.apply(functional.local_p_attention, center=center, **options)
 
 
 def _gathers(inputs: AttentionInputs, keys: Size, window: int) -> bool:
@@ -206,9 +208,7 @@ def hard(inputs: AttentionInputs) -> AttentionOutput:
 
 def gumbel(inputs: AttentionInputs) -> AttentionOutput:
     """Computes `functional.gumbel_attention`."""
-    return AttentionOutput(
-        *functional.gumbel_attention(*inputs.arguments(), score=inputs.score, key=inputs.rng)
-    )
+    return inputs.apply(functional.gumbel_attention, key=inputs.rng)
 
 
 def latent(inputs: AttentionInputs) -> AttentionOutput:
@@ -223,9 +223,7 @@ def latent(inputs: AttentionInputs) -> AttentionOutput:
     _, positions = inputs.mask.positions(length, length)
     v = inputs.matrix("active", inputs.max_length)
     active = functional.masked_softmax(scores.location(keys, positions[:, None], v), same_sentence)
-    return AttentionOutput(
-        *functional.latent_attention(*inputs.arguments(), active=active, score=inputs.score)
-    )
+    return inputs.apply(functional.latent_attention, active=active)
 
 
 KINDS: dict[str, Kind] = {
