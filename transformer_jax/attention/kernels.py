@@ -6,7 +6,7 @@ are up to four times faster than with length before heads.
 To add a kernel, write a file with its function and list it in `KERNELS`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,9 +89,7 @@ def find_kernel(kernel: AnyKernel) -> Kernel:
     return KERNELS[kernel]
 
 
-def check_kernel(
-    kernel: Kernel, needs: Mapping[str, str], dtype: str, field: str = "kernel"
-) -> None:
+def check_kernel(kernel: Kernel, needs: dict[str, str], dtype: str, field: str = "kernel") -> None:
     """Checks that a kernel runs on this platform and supports what a call or a model needs.
 
     needs: features of `FEATURES`, each with what needs it, such as "model.positions='alibi'".

@@ -145,10 +145,8 @@ def back_translate(options: BackTranslate, arguments: ConfigArguments) -> None:
                     write(None)
                     left_out += 1
     if processes.is_coordinator():
-        print(
-            f"{written:,} pairs; {left_out:,} lines left out: blank, or so translated",
-            file=sys.stderr,
-        )
+        message = f"{written:,} pairs; {left_out:,} lines left out: blank, or so translated"
+        print(message, file=sys.stderr)
 
 
 def _require_text(path: str, tokenizer: Tokenizer) -> None:

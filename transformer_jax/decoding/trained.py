@@ -157,9 +157,8 @@ class TrainedModel:
         self, lengths: Sequence[int], batch_tokens: int
     ) -> Iterator[tuple[tuple[int, int], list[int]]]:
         """Yields the shapes and the members of batches of rows of these lengths."""
-        return batches_by_length(
-            lengths, batch_tokens, self.max_length, meshes.data_parallel_size(self.mesh)
-        )
+        devices = meshes.data_parallel_size(self.mesh)
+        return batches_by_length(lengths, batch_tokens, self.max_length, devices)
 
     def _on_mesh(self, arrays: Any) -> Any:
         """Returns a batch on the devices, split by rows."""
