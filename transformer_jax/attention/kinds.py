@@ -134,10 +134,6 @@ class Kind:
     """Features that it needs of the kernel, besides what the model's settings need."""
 
 
-_WHOLE_SENTENCE = "its active weights need a whole sentence, as in cross_attention"
-_SELF_HARD = "it can only be trained in one layer of cross_attention"
-
-
 def soft(inputs: AttentionInputs) -> AttentionOutput:
     """Computes `functional.soft_attention`, with the layer's kernel for dot products."""
     if SCORES[inputs.config.score].product:
@@ -226,42 +222,23 @@ def latent(inputs: AttentionInputs) -> AttentionOutput:
     return inputs.apply(functional.latent_attention, active=active)
 
 
+_SELF = ("encoder_attention", "decoder_attention")
+_CROSS = ("cross_attention", "label_attention")
+_LOCAL_M = {"label_attention": "labels have no position in the sentence"}
+_LOCAL_P = {"decoder_attention": "a sentence's length is unknown while it is decoded"}
+_HARD = dict.fromkeys(_SELF, "it can only be trained in one layer of cross_attention")
+_LATENT = dict.fromkeys(_SELF, "its active weights need a whole sentence, as in cross_attention")
+_PLAIN = dict.fromkeys(_CROSS, "it has no queries of its own")
+"""Roles that kinds cannot have, with the reasons."""
+
 KINDS: dict[str, Kind] = {
     "soft": Kind(soft),
-    "local-m": Kind(
-        local_m,
-        {"label_attention": "labels have no position in the sentence"},
-        window="required",
-        kernel_features=frozenset({"window"}),
-    ),
-    "local-p": Kind(
-        local_p,
-        {"decoder_attention": "a sentence's length is unknown while it is decoded"},
-        window="required",
-        dropout=False,
-    ),
-    "hard": Kind(
-        hard,
-        {"encoder_attention": _SELF_HARD, "decoder_attention": _SELF_HARD},
-        one_layer=True,
-        packing=False,
-        dropout=False,
-    ),
+    "local-m": Kind(local_m, _LOCAL_M, window="required", kernel_features=frozenset({"window"})),
+    "local-p": Kind(local_p, _LOCAL_P, window="required", dropout=False),
+    "hard": Kind(hard, _HARD, one_layer=True, packing=False, dropout=False),
     "gumbel": Kind(gumbel, dropout=False),
-    "latent": Kind(
-        latent,
-        {"encoder_attention": _WHOLE_SENTENCE, "decoder_attention": _WHOLE_SENTENCE},
-        dropout=False,
-    ),
-    "plain": Kind(
-        plain,
-        {
-            "cross_attention": "it has no queries of its own",
-            "label_attention": "it has no queries of its own",
-        },
-        score=False,
-        projections=False,
-    ),
+    "latent": Kind(latent, _LATENT, dropout=False),
+    "plain": Kind(plain, _PLAIN, score=False, projections=False),
 }
 """The kinds of attention by label."""
 
