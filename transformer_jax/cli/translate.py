@@ -94,17 +94,13 @@ def _record(translator: Translator, translation: Translation) -> dict[str, Any]:
     """
     source = translator.tokenizers.source.pieces(translator.encode(translation.source))
     hypotheses: list[dict[str, Any]] = []
-    for hypothesis in translation.hypotheses:
-        tokens = translator.tokenizers.target.pieces(hypothesis.ids)
-        record = {
-            "text": hypothesis.text,
-            "score": hypothesis.score,
-            "log_prob": hypothesis.log_prob,
-            "tokens": tokens,
-        }
-        if hypothesis.attention is not None:
+    for each in translation.hypotheses:
+        tokens = translator.tokenizers.target.pieces(each.ids)
+        record: dict[str, Any] = {"text": each.text, "score": each.score, "log_prob": each.log_prob}
+        record["tokens"] = tokens
+        if each.attention is not None:
             for name, words in (("alignment", True), ("token_alignment", False)):
-                alignment = align_pieces(hypothesis.attention, source, tokens, words=words)
+                alignment = align_pieces(each.attention, source, tokens, words=words)
                 record[name] = pharaoh(alignment)
         hypotheses.append(record)
     more = {"n_best": hypotheses} if translator.config.decode.n_best > 1 else {}

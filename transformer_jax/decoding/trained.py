@@ -90,12 +90,10 @@ class TrainedModel:
             _require_same_ids(first, other)
         steps = [first.best_step() if step is None else step, *(r.best_step() for r in runs[1:])]
         sizes = first.tokenizers.sizes
-        models = [
-            Member(
-                each.config.model, each.params(chosen, abstract_params(each.config.model, *sizes))
-            )
-            for each, chosen in zip(runs, steps, strict=True)
-        ]
+        models = []
+        for each, chosen in zip(runs, steps, strict=True):
+            like = abstract_params(each.config.model, *sizes)
+            models.append(Member(each.config.model, each.params(chosen, like)))
         trained = cls(config, first.tokenizers, models[0].params, others=models[1:], **options)
         trained.steps = tuple(steps)
         return trained

@@ -105,11 +105,7 @@ class Subject:
 
     @classmethod
     def of(
-        cls,
-        config: Config,
-        tokenizers: Tokenizers | None,
-        modules: Sequence[str],
-        folder: Path,
+        cls, config: Config, tokenizers: Tokenizers | None, modules: Sequence[str], folder: Path
     ) -> "Subject":
         """Returns the subject for a config, with its files in `folder`."""
         corpora = Corpora.of(config.data).train
