@@ -55,12 +55,8 @@ def join(coordinator: str, count: int | None, index: int | None) -> None:
     _mute_gloo()
     # JAX would abort with a stack trace, and cannot be interrupted by an exception.
     others = "the other processes" if index == 0 else "the coordinator"
-    watch = _exit_after(
-        JOIN_TIMEOUT,
-        2,
-        f"transformer-jax: error: --coordinator={coordinator}: waited {JOIN_TIMEOUT} seconds there "
-        f"for {others}\n",
-    )
+    waited = f"--coordinator={coordinator}: waited {JOIN_TIMEOUT} seconds there for {others}"
+    watch = _exit_after(JOIN_TIMEOUT, 2, f"transformer-jax: error: {waited}\n")
     jax.config.update("jax_enable_preemption_service", False)  # which would ignore SIGTERM
     try:
         jax.distributed.initialize(
