@@ -188,9 +188,8 @@ def measure_case(
         records.append(record := {"kernel": "torch", "allocator": allocator})
         with _failure_in(record):
             arrays = [np.asarray(x.astype(np.float32)) for x in inputs]
-            record |= ask(
-                "load", arrays, jax.default_backend(), case.dtype, case.mask, case.direction
-            )
+            task = (jax.default_backend(), case.dtype, case.mask, case.direction)
+            record |= ask("load", arrays, *task)
             ask("run")
             peers.append(Implementation(partial(ask, "time"), partial(ask, "run"), record))
     measured = _time(case, ours, peers, inputs)
