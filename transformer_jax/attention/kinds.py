@@ -222,8 +222,8 @@ def latent(inputs: AttentionInputs) -> AttentionOutput:
     return inputs.apply(functional.latent_attention, active=active)
 
 
-_SELF = ("encoder_attention", "decoder_attention")
-_CROSS = ("cross_attention", "label_attention")
+_SELF = ["encoder_attention", "decoder_attention"]
+_CROSS = ["cross_attention", "label_attention"]
 _LOCAL_M = {"label_attention": "labels have no position in the sentence"}
 _LOCAL_P = {"decoder_attention": "a sentence's length is unknown while it is decoded"}
 _HARD = dict.fromkeys(_SELF, "it can only be trained in one layer of cross_attention")
