@@ -20,7 +20,7 @@ def test_every_public_name_is_found(name: str) -> None:
 
 def test_the_list_of_names_is_that_of_the_imports() -> None:
     tree = ast.parse(Path(transformer_jax.__file__).read_text("utf-8"))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    (block,) = (node for node in tree.body if isinstance(node, ast.With))
     imports = (node for node in block.body if isinstance(node, ast.ImportFrom))
     names = [alias.name for node in imports for alias in node.names]
     assert sorted(transformer_jax.__all__) == sorted([*names, "__version__"])

@@ -6,10 +6,9 @@ run = train(load_config_file("configs/quickstart.py"), "runs/quickstart")
 Translator.load("runs/quickstart")(["The old teacher buys a new book."])
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from etils import epy
 
-if TYPE_CHECKING:  # names are imported on first use, so that `--help` needs no JAX
+with epy.lazy_api_imports(globals()):  # on first use, so that `--help` needs no JAX
     from transformer_jax.attention import (
         Mask,
         attend,
@@ -89,29 +88,3 @@ __all__ = [
     "train",
     "train_step",
 ]
-
-_MODULES = (
-    "errors",
-    "config",
-    "attention",
-    "data.loader",
-    "decoding.translator",
-    "models.make",
-    "parallel.compile",
-    "parallel.mesh",
-    "parallel.model",
-    "parallel.parameters",
-    "training.optimizer",
-    "training.setup",
-    "training.step",
-    "training.trainer",
-)
-"""The modules of the public names; those that need no JAX come first."""
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for module in map(import_module, (f"{__name__}.{each}" for each in _MODULES)):
-            if hasattr(module, name):
-                return getattr(module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

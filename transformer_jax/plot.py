@@ -6,12 +6,12 @@ color-blind readers tell apart, and lines differ by their markers, too.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import cycle
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cycler import cycler
 from jaxtyping import Float
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -38,6 +38,7 @@ MOST_TOKENS = 64
 _STYLE: Any = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), GRAY),
     "axes.edgecolor": GRAY,
+    "axes.prop_cycle": cycler(color=COLORS) + cycler(marker=MARKERS),
     "axes.titlesize": 10,
     "legend.fontsize": 8,
     "axes.spines.top": False,
@@ -105,10 +106,10 @@ def lines(panels: Panels, x: str, xscale: str = "linear", yscale: str = "linear"
     """
     figure, grid = _grid(len(panels), len(panels), (4.0, 3.0))
     for axes, (title, named) in zip(grid, panels.items(), strict=True):
-        for (name, points), look in zip(named.items(), _looks(), strict=False):
+        for name, points in named.items():
             xs, ys = zip(*points, strict=True) if points else ((), ())
             every = max(len(points) // 12, 1)
-            axes.plot(xs, ys, label=_plain(name), markersize=4, markevery=every, **look)
+            axes.plot(xs, ys, label=_plain(name), markersize=4, markevery=every)
         for axis, set_scale, scale in (
             (axes.xaxis, axes.set_xscale, xscale),
             (axes.yaxis, axes.set_yscale, yscale),
@@ -176,9 +177,9 @@ def roofline(points: Mapping[str, tuple[float, float]], *, peak: float, bandwidt
     ridge = peak / bandwidth
     intensities = [intensity for intensity, _ in points.values()] + [ridge]
     x = np.array([min(intensities) / 4, ridge, max(intensities) * 4])
-    axes.loglog(x, np.minimum(peak, bandwidth * x) / 1e9, base=2, color=GRAY)
-    for (name, (intensity, rate)), look in zip(points.items(), _looks(), strict=False):
-        axes.loglog(intensity, rate / 1e9, base=2, linestyle="none", label=_plain(name), **look)
+    axes.loglog(x, np.minimum(peak, bandwidth * x) / 1e9, base=2, color=GRAY, marker="")
+    for name, (intensity, rate) in points.items():
+        axes.loglog(intensity, rate / 1e9, base=2, linestyle="none", label=_plain(name))
     axes.set_xlabel("FLOPs for each byte")
     axes.set_ylabel("GFLOP/s")
     for axis in (axes.xaxis, axes.yaxis):
@@ -206,7 +207,8 @@ def beam_tree(beams: Sequence[Mapping[tuple[str, ...], float]]) -> Figure:
             color = COLORS[0] if best[:position] == tokens else GRAY
             if (parent := places.get(tokens[:-1])) is not None:
                 start = parent[0] + (0.62 if parent[0] else 0)
-                axes.plot([start, x - 0.05], [parent[1], y], color=color, linewidth=0.8)
+                line = [start, x - 0.05], [parent[1], y]
+                axes.plot(*line, color=color, linewidth=0.8, marker="")
             text = f"{tokens[-1]}\n{beam[tokens]:.2f}"
             axes.text(x, y, text, color=color, fontsize=7, va="center")
     axes.set_xlim(-0.2, len(beams) + 1)
@@ -247,9 +249,3 @@ def _grid(
     for unused in axes[count:]:
         unused.set_axis_off()
     return figure, axes[:count]
-
-
-def _looks() -> Iterator[dict[str, Any]]:
-    """Yields a color and a marker for each line of a panel."""
-    pairs = zip(cycle(COLORS), cycle(MARKERS), strict=True)
-    return ({"color": color, "marker": marker} for color, marker in pairs)

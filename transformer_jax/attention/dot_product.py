@@ -1,5 +1,6 @@
 """The kernels `xla` and `cudnn`: the two implementations of `jax.nn.dot_product_attention`."""
 
+from functools import partial
 from typing import Literal
 
 import jax
@@ -13,6 +14,9 @@ from transformer_jax.types import Heads, KVHeads
 
 CUDNN_DTYPES = ("bfloat16", "float16")
 """Types in which cuDNN computes attention."""
+
+Shaped = jax.Array | jax.ShapeDtypeStruct
+"""An array, or its shape and type."""
 
 
 def dot_product(
@@ -44,9 +48,11 @@ def dot_product(
     return ContextAndWeights(jnp.where(jnp.any(visible, -1, keepdims=True), output, 0), None)
 
 
-def suits_cudnn(
-    query: jax.Array | jax.ShapeDtypeStruct, key: jax.Array | jax.ShapeDtypeStruct, mask: AnyMask
-) -> bool:
+xla = partial(dot_product, implementation="xla")
+cudnn = partial(dot_product, implementation="cudnn")
+
+
+def suits_cudnn(query: Shaped, key: Shaped, mask: AnyMask) -> bool:
     """Returns whether cuDNN supports this attention and its gradient on this GPU.
 
     The conditions are those of `jax.nn.dot_product_attention`: a head size that is a multiple of 8

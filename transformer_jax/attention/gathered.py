@@ -19,6 +19,9 @@ CHUNK_ELEMENTS = 2**19
 """Number of key elements gathered for a chunk of queries: 2 MB in float32, which fits a cache."""
 
 
+KeysValues = tuple[Array, Array]
+
+
 class _Queries(NamedTuple):
     """Arrays with one entry per query. Their first axis is the length, which is chunked."""
 
@@ -65,33 +68,21 @@ def local_p_gathered(
 
 
 def _attend(
-    window: int, score: Partial, queries: _Queries, windows: tuple[Array, Array], spans: _Spans
+    window: int, score: Partial, queries: _Queries, windows: KeysValues, spans: _Spans
 ) -> Float[Array, "T B N H"]:
     """Returns the context of each query over the keys and values of its own window."""
     keys, values = windows
     index = spans.window[..., None] + jnp.arange(keys.shape[-2]).reshape(1, 1, 1, -1)
     position = (index - spans.sentence[..., None])[..., None, :]
     in_sentence = (position >= 0) & (position < spans.length[..., None, None])
-    context, _ = local_p_attention(
-        queries.query[..., None, :],
-        keys,
-        values,
-        in_sentence,
-        center=queries.center[..., None],
-        window=window,
-        key_positions=position,
-        score=score,
-    )
+    query, center = queries.query[..., None, :], queries.center[..., None]
+    options: Any = {"window": window, "key_positions": position, "score": score}
+    context, _ = local_p_attention(query, keys, values, in_sentence, center=center, **options)
     return context[..., 0, :]
 
 
 def _forward(
-    score: Partial,
-    queries: _Queries,
-    keys: tuple[Array, Array],
-    spans: _Spans,
-    attention: Any,
-    width: int,
+    score: Partial, queries: _Queries, keys: KeysValues, spans: _Spans, attention: Any, width: int
 ) -> tuple[Array, tuple[Any, ...]]:
     def context_of(chunk: tuple[_Queries, _Spans]) -> Array:
         queries, spans = chunk
@@ -153,7 +144,7 @@ def _join(chunks: Any, queries: _Queries) -> Any:
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:length], chunks)
 
 
-def _windows(arrays: tuple[Array, Array], begin: Array, width: int) -> tuple[Array, ...]:
+def _windows(arrays: KeysValues, begin: Array, width: int) -> tuple[Array, ...]:
     """Returns the `width` keys from `begin` [T, B, N] of each array: [T, B, N, W, H]."""
     index = begin[..., None] + jnp.arange(width).reshape(1, 1, 1, -1)
     take = _over_heads(lambda x, i: x[i], (0, 1), 1)

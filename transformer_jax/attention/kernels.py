@@ -6,16 +6,15 @@ are up to four times faster than with length before heads.
 To add a kernel, write a file with its function and list it in `KERNELS`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 from jaxtyping import Array, Float
 
 from transformer_jax.attention.blockwise import blockwise
-from transformer_jax.attention.dot_product import CUDNN_DTYPES, dot_product, suits_cudnn
+from transformer_jax.attention.dot_product import CUDNN_DTYPES, Shaped, cudnn, suits_cudnn, xla
 from transformer_jax.attention.functional import ContextAndWeights
 from transformer_jax.attention.masks import AnyMask, Mask
 from transformer_jax.attention.pallas import pallas
@@ -35,7 +34,7 @@ FEATURES = {
 }
 """Features that a call may need of a kernel, each with its name in error messages."""
 
-EVERY_MASK = frozenset({"window", "dense_mask", "unaligned_causal"})
+MASKS_AND_BIAS = frozenset({"bias", "window", "dense_mask", "unaligned_causal"})
 
 
 @dataclass(frozen=True)
@@ -67,14 +66,8 @@ KERNELS: dict[str, Kernel] = {
     for kernel in (
         Kernel("reference", reference),
         Kernel("blockwise", blockwise, frozenset({"window", "unaligned_causal"})),
-        Kernel("xla", partial(dot_product, implementation="xla"), EVERY_MASK | {"bias"}),
-        Kernel(
-            "cudnn",
-            partial(dot_product, implementation="cudnn"),
-            EVERY_MASK | {"bias"},
-            CUDNN_DTYPES,
-            platforms=("gpu",),
-        ),
+        Kernel("xla", xla, MASKS_AND_BIAS),
+        Kernel("cudnn", cudnn, MASKS_AND_BIAS, CUDNN_DTYPES, platforms=("gpu",)),
         Kernel("pallas", pallas, frozenset(), platforms=("tpu",)),
     )
 }
@@ -96,9 +89,7 @@ def find_kernel(kernel: AnyKernel) -> Kernel:
     return KERNELS[kernel]
 
 
-def check_kernel(
-    kernel: Kernel, needs: Mapping[str, str], dtype: str, field: str = "kernel"
-) -> None:
+def check_kernel(kernel: Kernel, needs: dict[str, str], dtype: str, field: str = "kernel") -> None:
     """Checks that a kernel runs on this platform and supports what a call or a model needs.
 
     needs: features of `FEATURES`, each with what needs it, such as "model.positions='alibi'".
@@ -197,12 +188,7 @@ def _checked(name: str, result: Any, query: Array, key: Array) -> ContextAndWeig
 
 
 def choose(
-    query: jax.Array | jax.ShapeDtypeStruct,
-    key: jax.Array | jax.ShapeDtypeStruct,
-    mask: AnyMask = None,
-    *,
-    bias: bool = False,
-    dropout: bool = False,
+    query: Shaped, key: Shaped, mask: AnyMask = None, *, bias: bool = False, dropout: bool = False
 ) -> str:
     """Returns the name of the kernel that `auto` selects.
 
@@ -220,12 +206,7 @@ def choose(
     return "reference"
 
 
-def _preferred(
-    query: jax.Array | jax.ShapeDtypeStruct,
-    key: jax.Array | jax.ShapeDtypeStruct,
-    mask: AnyMask,
-    bias: bool,
-) -> Iterator[str]:
+def _preferred(query: Shaped, key: Shaped, mask: AnyMask, bias: bool) -> Iterator[str]:
     """Yields the kernels to prefer over `reference` on this platform, the fastest first."""
     platform = jax.default_backend()
     if platform == "cpu":

@@ -49,6 +49,15 @@ class AttentionInputs(NamedTuple):
         """Returns the mask as booleans."""
         return dense_mask(self.mask, self.query.shape[2], self.key.shape[2])
 
+    def arguments(self) -> tuple[Array, Array, Array, Array | None]:
+        """Returns queries, keys, values and mask as the functions of `functional` take them."""
+        keys, values = self.repeat_heads(self.key), self.repeat_heads(self.value)
+        return self.query, keys, values, self.dense_mask()
+
+    def apply(self, function: Callable[..., ContextAndWeights], **options: Any) -> Any:
+        """Returns the output of a function of `functional`, with the config's score."""
+        return AttentionOutput(*function(*self.arguments(), score=self.score, **options))
+
     def matrix(self, name: str, *shape: int) -> Array:
         """Returns a learned matrix for each head, [N, H, *shape]; without `shape` [N, H, H]."""
         _, heads, _, width = self.query.shape
@@ -125,20 +134,12 @@ class Kind:
     """Features that it needs of the kernel, besides what the model's settings need."""
 
 
-_WHOLE_SENTENCE = "its active weights need a whole sentence, as in cross_attention"
-_SELF_HARD = "it can only be trained in one layer of cross_attention"
-
-
 def soft(inputs: AttentionInputs) -> AttentionOutput:
     """Computes `functional.soft_attention`, with the layer's kernel for dot products."""
     if SCORES[inputs.config.score].product:
         query, key = inputs.prepare(inputs.query, inputs.key)
         return AttentionOutput(*inputs.attend(query, key, inputs.value, inputs.mask))
-    keys, values = inputs.repeat_heads(inputs.key), inputs.repeat_heads(inputs.value)
-    mask, score = inputs.dense_mask(), inputs.score
-    return AttentionOutput(
-        *functional.soft_attention(inputs.query, keys, values, mask, score=score)
-    )
+    return inputs.apply(functional.soft_attention)
 
 
 def plain(inputs: AttentionInputs) -> AttentionOutput:
@@ -158,26 +159,17 @@ def local_p(inputs: AttentionInputs) -> AttentionOutput:
     w, v = inputs.matrix("center_w"), inputs.vector("center_v")
     lengths = length[:, None].astype(jnp.float32)
     center = functional.predicted_center(inputs.query, lengths, w, v)
-    window, values = inputs.config.window or 0, inputs.repeat_heads(inputs.value)
-    query, key = inputs.query, inputs.repeat_heads(inputs.key)
+    window = inputs.config.window or 0
     if _gathers(inputs, keys, window):
-        prepared, score = inputs.prepare(query, key), inputs.comparison()
+        prepared = inputs.prepare(inputs.query, inputs.repeat_heads(inputs.key))
+        values, score = inputs.repeat_heads(inputs.value), inputs.comparison()
         context = local_p_gathered(
             *prepared, values, first, length, center=center, window=window, score=score
         )
         return AttentionOutput(context, None)
     _, positions = inputs.mask.positions(queries, keys)
-    context, weights = functional.local_p_attention(
-        query,
-        key,
-        values,
-        inputs.dense_mask(),
-        center=center,
-        window=window,
-        key_positions=positions[:, None, None],
-        score=inputs.score,
-    )
-    return AttentionOutput(context, weights)
+    options = {"window": window, "key_positions": positions[:, None, None]}
+    return inputs.apply(functional.local_p_attention, center=center, **options)
 
 
 def _gathers(inputs: AttentionInputs, keys: Size, window: int) -> bool:
@@ -197,15 +189,12 @@ up to 2."""
 
 def hard(inputs: AttentionInputs) -> AttentionOutput:
     """Computes `functional.hard_attention` and, in training, the loss by which it learns."""
-    query, keys = inputs.prepare(inputs.query, inputs.repeat_heads(inputs.key))
-    score = inputs.comparison()
-    values, mask = inputs.repeat_heads(inputs.value), inputs.dense_mask()
-    context, choice = functional.hard_attention(
-        query, keys, values, mask, score=score, key=inputs.rng
-    )
+    query, keys, values, mask = inputs.arguments()
+    weights = functional.masked_softmax(inputs.score(query, keys), mask)
+    choice = functional.one_hot_choice(weights, inputs.rng)
+    context = functional.weighted_sum(choice, values)
     if inputs.rng is None:
         return AttentionOutput(context, choice)
-    weights = functional.masked_softmax(score(query, keys), mask)
     log = jnp.log(jnp.maximum(weights, jnp.finfo(jnp.float32).tiny))
     chosen, entropy = jnp.sum(choice * log, axis=(1, 3)), -jnp.sum(weights * log, axis=(1, 3))
     config, surrogate = inputs.config, reinforce if inputs.last_layer else reinforce_to_go
@@ -215,15 +204,7 @@ def hard(inputs: AttentionInputs) -> AttentionOutput:
 
 def gumbel(inputs: AttentionInputs) -> AttentionOutput:
     """Computes `functional.gumbel_attention`."""
-    context, weights = functional.gumbel_attention(
-        inputs.query,
-        inputs.repeat_heads(inputs.key),
-        inputs.repeat_heads(inputs.value),
-        inputs.dense_mask(),
-        score=inputs.score,
-        key=inputs.rng,
-    )
-    return AttentionOutput(context, weights)
+    return inputs.apply(functional.gumbel_attention, key=inputs.rng)
 
 
 def latent(inputs: AttentionInputs) -> AttentionOutput:
@@ -238,53 +219,26 @@ def latent(inputs: AttentionInputs) -> AttentionOutput:
     _, positions = inputs.mask.positions(length, length)
     v = inputs.matrix("active", inputs.max_length)
     active = functional.masked_softmax(scores.location(keys, positions[:, None], v), same_sentence)
-    context, weights = functional.latent_attention(
-        inputs.query,
-        keys,
-        inputs.repeat_heads(inputs.value),
-        inputs.dense_mask(),
-        active=active,
-        score=inputs.score,
-    )
-    return AttentionOutput(context, weights)
+    return inputs.apply(functional.latent_attention, active=active)
 
+
+_SELF = ["encoder_attention", "decoder_attention"]
+_CROSS = ["cross_attention", "label_attention"]
+_LOCAL_M = {"label_attention": "labels have no position in the sentence"}
+_LOCAL_P = {"decoder_attention": "a sentence's length is unknown while it is decoded"}
+_HARD = dict.fromkeys(_SELF, "it can only be trained in one layer of cross_attention")
+_LATENT = dict.fromkeys(_SELF, "its active weights need a whole sentence, as in cross_attention")
+_PLAIN = dict.fromkeys(_CROSS, "it has no queries of its own")
+"""Roles that kinds cannot have, with the reasons."""
 
 KINDS: dict[str, Kind] = {
     "soft": Kind(soft),
-    "local-m": Kind(
-        local_m,
-        {"label_attention": "labels have no position in the sentence"},
-        window="required",
-        kernel_features=frozenset({"window"}),
-    ),
-    "local-p": Kind(
-        local_p,
-        {"decoder_attention": "a sentence's length is unknown while it is decoded"},
-        window="required",
-        dropout=False,
-    ),
-    "hard": Kind(
-        hard,
-        {"encoder_attention": _SELF_HARD, "decoder_attention": _SELF_HARD},
-        one_layer=True,
-        packing=False,
-        dropout=False,
-    ),
+    "local-m": Kind(local_m, _LOCAL_M, window="required", kernel_features=frozenset({"window"})),
+    "local-p": Kind(local_p, _LOCAL_P, window="required", dropout=False),
+    "hard": Kind(hard, _HARD, one_layer=True, packing=False, dropout=False),
     "gumbel": Kind(gumbel, dropout=False),
-    "latent": Kind(
-        latent,
-        {"encoder_attention": _WHOLE_SENTENCE, "decoder_attention": _WHOLE_SENTENCE},
-        dropout=False,
-    ),
-    "plain": Kind(
-        plain,
-        {
-            "cross_attention": "it has no queries of its own",
-            "label_attention": "it has no queries of its own",
-        },
-        score=False,
-        projections=False,
-    ),
+    "latent": Kind(latent, _LATENT, dropout=False),
+    "plain": Kind(plain, _PLAIN, score=False, projections=False),
 }
 """The kinds of attention by label."""
 

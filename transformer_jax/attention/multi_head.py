@@ -77,13 +77,11 @@ class KVCache(NamedTuple):
 
     def write(self, new: KeysValues, index: Int[Array, ""]) -> KVCache:
         """Returns the cache with the keys and values of K hypotheses at position `index`."""
-        start = index * new.value.shape[2]
+        start, update = index * new.value.shape[2], jax.lax.dynamic_update_slice_in_dim
         key = new.key.swapaxes(2, 3).astype(self.key.dtype)
-        value = new.value.astype(self.value.dtype)
-        update = jax.lax.dynamic_update_slice_in_dim
-        return KVCache(
-            update(self.key, key, start, axis=3), update(self.value, value, start, axis=2)
-        )
+        key = update(self.key, key, start, axis=3)
+        value = update(self.value, new.value.astype(self.value.dtype), start, axis=2)
+        return KVCache(key, value)
 
 
 class MultiHeadAttention(nn.Module):

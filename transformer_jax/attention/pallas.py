@@ -9,9 +9,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.types import Heads, KVHeads, Size
 
 
-def pallas(
-    query: Heads, key: KVHeads, value: KVHeads, mask: Mask | None = None
-) -> ContextAndWeights:
+def pallas(query: Heads, key: KVHeads, value: KVHeads, mask: Mask | None) -> ContextAndWeights:
     """Returns the output of JAX's flash attention, and None for the weights."""
     from jax.experimental.pallas.ops.tpu import flash_attention as tpu  # slow to import
 

@@ -21,6 +21,7 @@ Keys = Float[Array, "*B S H"]
 Weights = Float[Array, "*B T S"]
 """Scores, or attention weights."""
 Matrix = Float[Array, "*N H H"]
+Columns = Float[Array, "*N H P"]
 Vector = Float[Array, "*N H"]
 """Parameters of each head."""
 
@@ -58,9 +59,7 @@ def added(query: Queries, keys: Keys, v: Vector) -> Weights:
     return jnp.einsum("...tsh,...h->...ts", hidden, v, preferred_element_type=jnp.float32)
 
 
-def location(
-    query: Queries, key_positions: Int[Array, "*C S"], w: Float[Array, "*N H P"]
-) -> Weights:
+def location(query: Queries, key_positions: Int[Array, "*C S"], w: Columns) -> Weights:
     """Returns (W q)ₛ for position s, regardless of the key there (Luong et al. 2015, eq. 8)."""
     return dot(query, _location_keys(query, key_positions, w))
 
@@ -69,9 +68,7 @@ def _project(x: Queries, w: Matrix) -> Queries:
     return x @ w.astype(x.dtype)
 
 
-def _location_keys(
-    query: Queries, positions: Int[Array, "*C S"], w: Float[Array, "*N H P"]
-) -> Keys:
+def _location_keys(query: Queries, positions: Int[Array, "*C S"], w: Columns) -> Keys:
     """Returns the column of `w` of each position, for each of the query's leading axes."""
     axes = query.ndim - 2
     w = jnp.expand_dims(w, range(axes + 2 - w.ndim))

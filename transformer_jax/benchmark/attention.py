@@ -42,6 +42,7 @@ that each computes, so that long sequences need little memory."""
 Record = dict[str, Any]
 Heads = Float[Array, "B N T H"]
 KVHeads = Float[Array, "B G T H"]
+Arrays = list[jax.Array]
 
 
 class Case(NamedTuple):
@@ -187,9 +188,8 @@ def measure_case(
         records.append(record := {"kernel": "torch", "allocator": allocator})
         with _failure_in(record):
             arrays = [np.asarray(x.astype(np.float32)) for x in inputs]
-            record |= ask(
-                "load", arrays, jax.default_backend(), case.dtype, case.mask, case.direction
-            )
+            task = (jax.default_backend(), case.dtype, case.mask, case.direction)
+            record |= ask("load", arrays, *task)
             ask("run")
             peers.append(Implementation(partial(ask, "time"), partial(ask, "run"), record))
     measured = _time(case, ours, peers, inputs)
@@ -208,12 +208,12 @@ def _failure_in(record: Record) -> Iterator[None]:
         record["failed"] = " ".join(str(error).split())[:200]
 
 
-def _run(compiled: Any, inputs: list[jax.Array]) -> list[jax.Array]:
+def _run(compiled: Any, inputs: Arrays) -> Arrays:
     return jax.block_until_ready(compiled(*inputs))
 
 
 def _time(
-    case: Case, ours: list[Implementation], peers: list[Implementation], inputs: list[jax.Array]
+    case: Case, ours: list[Implementation], peers: list[Implementation], inputs: Arrays
 ) -> list[Record]:
     """Times kernels, PyTorch and the matmuls in turns. Returns the records of the kernels and of
     PyTorch with its faster allocator."""
@@ -255,14 +255,14 @@ def summarize(case: Case, times: Samples, peak: float, torch: Samples | None) ->
     }
 
 
-def draw_inputs(case: Case) -> list[jax.Array]:
+def draw_inputs(case: Case) -> Arrays:
     """Returns query, key, value and the output's gradient, normally distributed."""
     keys = jax.random.split(jax.random.key(0), len(case.inputs))
     inputs = zip(keys, case.inputs, strict=True)
     return [jax.random.normal(key, x.shape, x.dtype) for key, x in inputs]
 
 
-def attention_function(case: Case, kernel: str) -> Callable[..., list[jax.Array]]:
+def attention_function(case: Case, kernel: str) -> Callable[..., Arrays]:
     """Returns the function to time: attention by a kernel, of query, key, value and gradient.
 
     It returns the output and, in the direction "both", the gradients of query, key and value.
@@ -271,7 +271,7 @@ def attention_function(case: Case, kernel: str) -> Callable[..., list[jax.Array]
     def output_of(query: Heads, key: KVHeads, value: KVHeads) -> Heads:
         return attend(query, key, value, case.attention_mask, kernel=kernel)[0]
 
-    def function(query: Heads, key: KVHeads, value: KVHeads, gradient: Heads) -> list[jax.Array]:
+    def function(query: Heads, key: KVHeads, value: KVHeads, gradient: Heads) -> Arrays:
         if case.direction == "forward":
             return [output_of(query, key, value)]
         output, backward = jax.vjp(output_of, query, key, value)
@@ -280,9 +280,7 @@ def attention_function(case: Case, kernel: str) -> Callable[..., list[jax.Array]
     return function
 
 
-def compile_kernel(
-    case: Case, kernel: str, inputs: list[jax.Array], dump: Path | None = None
-) -> Program:
+def compile_kernel(case: Case, kernel: str, inputs: Arrays, dump: Path | None = None) -> Program:
     """Compiles attention by a kernel, and writes its optimized HLO into the folder `dump`.
 
     XLA hands some matmuls, with the operations that follow them, to libraries whose memory it does
@@ -314,7 +312,7 @@ def matmuls(case: Case) -> tuple[Callable[[], Any], int]:
 
     def function(
         query: Float[Array, "T H"], keys: Float[Array, "S H"], steps: Int[Array, " steps"]
-    ) -> list[jax.Array]:
+    ) -> Arrays:
         def step(total: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
             shifted = query + index.astype(query.dtype)  # a new query, so that no step is reused
             return total + (shifted @ keys.T) @ keys, None
@@ -328,7 +326,7 @@ def matmuls(case: Case) -> tuple[Callable[[], Any], int]:
     return partial(_run, _lower(case, function, inputs).compile(), inputs), flops
 
 
-def _lower(case: Case, function: Callable[..., Any], inputs: list[jax.Array]) -> Any:
+def _lower(case: Case, function: Callable[..., Any], inputs: Arrays) -> Any:
     """Lowers a function for one device. Without a precision, GPUs and TPUs round float32 inputs of
     matmuls."""
     with jax.default_matmul_precision("float32" if case.dtype == "float32" else None):

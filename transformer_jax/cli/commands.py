@@ -1,17 +1,18 @@
 """The commands and their options. Docstrings are the help that users read.
 
-To add a command, write its options here, with `execute`, which calls a function of a module in this
-package, and add them to `COMMANDS`. The module is imported when the command runs, so that `--help`
-needs no JAX.
+To add a command, write its options here, with the function of a module in this package that runs
+it, and add them to `COMMANDS`. The module is imported when the command runs, so that `--help` needs
+no JAX.
 """
 
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from transformer_jax.benchmark.settings import AttentionBenchmark, DType, MaskName
+from transformer_jax.benchmark.settings import AttentionBenchmark
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.errors import UserError
 
@@ -25,6 +26,9 @@ def several(metavar: str, **more: Any) -> Any:
 class Options:
     """Options of every command."""
 
+    function: ClassVar[str]
+    """What runs the command, as MODULE:FUNCTION of this package. It is called with the options and,
+    if the command takes them, the arguments of the config."""
     takes_config: ClassVar[bool] = False
     """Whether the command takes `--config` and `--config.FIELD`."""
     short: ClassVar[tuple[str, ...]] = ()
@@ -32,7 +36,9 @@ class Options:
 
     def execute(self, config: ConfigArguments) -> None:
         """Runs the command; `config` has the arguments of the config, if it takes any."""
-        raise NotImplementedError
+        module, _, name = self.function.partition(":")
+        arguments = (self, config) if self.takes_config else (self,)
+        getattr(import_module(f"{__package__}.{module}"), name)(*arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +70,7 @@ class Train(ProcessOptions, ModelOptions):
     Any field of the config can follow: --config.model.layers=4 (all of them: --help-config).
     """
 
+    function = "train:run"
     takes_config = True
 
     run: Annotated[str, arg(metavar="PATH")]
@@ -84,11 +91,6 @@ class Train(ProcessOptions, ModelOptions):
     """Number of steps to trace into RUN/profile."""
     tensorboard: bool = False
     """Write events into RUN/tensorboard."""
-
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli import train
-
-        train.run(self, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +118,7 @@ class Translate(SearchOptions):
     echo "The old book." | transformer-jax translate --run=runs/quickstart
     """
 
+    function = "translate:translate"
     short = ("decode.alpha", "decode.penalty", "decode.n-best")
 
     beam: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
@@ -137,11 +140,6 @@ class Translate(SearchOptions):
     json: bool = False
     """Write a JSON object for each line."""
 
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli import translate
-
-        translate.translate(self, config)
-
 
 @dataclass(frozen=True, kw_only=True)
 class BackTranslate(SearchOptions):
@@ -150,17 +148,14 @@ class BackTranslate(SearchOptions):
     transformer-jax back-translate --run=runs/de_en --text=x.de --pairs=a.en,a.de --output=x.tsv
     """
 
+    function = "translate:back_translate"
+
     text: Annotated[str, arg(metavar="FILE")]
     """Text in the target language; -: standard input."""
     pairs: Annotated[str, arg(metavar="CORPUS")]
     """Pairs that tell the direction."""
     output: Annotated[str, arg(metavar="FILE")]
     """Pairs to write: source, tab, target."""
-
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli import translate
-
-        translate.back_translate(self, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +172,7 @@ class Evaluate(PairOptions):
     $ transformer-jax evaluate --run=runs/quickstart --data grammar:test
     """
 
+    function = "evaluate:run"
     short = ("decode.penalty", "train.tokenize")
 
     language: Annotated[str | None, arg(metavar="CODE")] = None
@@ -198,11 +194,6 @@ class Evaluate(PairOptions):
     json: bool = False
     """Print the scores as JSON."""
 
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli import evaluate
-
-        evaluate.run(self, config)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Score(PairOptions):
@@ -211,13 +202,10 @@ class Score(PairOptions):
     transformer-jax score --run=runs/quickstart --data test.en,test.de
     """
 
+    function = "translate:score"
+
     json: bool = False
     """Write a JSON object for each pair, with its tokens."""
-
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli import translate
-
-        translate.score(self, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,15 +215,12 @@ class Align(PairOptions):
     transformer-jax align --run=runs/quickstart --data test.en,test.de --layer 2
     """
 
+    function = "translate:align"
+
     layer: Annotated[tuple[str, ...], several("LAYER[.HEAD]")] = ()
     """Layers or heads to average; default: all."""
     pieces: bool = False
     """Align the pieces of words."""
-
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli import translate
-
-        translate.align(self, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +229,8 @@ class Attention(SearchOptions):
 
     transformer-jax attention --run=runs/quickstart -o view.html "The old teacher buys a book."
     """
+
+    function = "pictures:attention"
 
     sentence: Annotated[str, Positional]
     """Text of the source."""
@@ -256,11 +243,6 @@ class Attention(SearchOptions):
     layer: Annotated[str | None, arg(metavar="LAYER[.HEAD]")] = None
     """From 0; default: the last."""
 
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli import pictures
-
-        pictures.attention(self, config)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plot(Options):
@@ -268,6 +250,8 @@ class Plot(Options):
 
     transformer-jax plot --output=curves.svg runs/quickstart runs/mine
     """
+
+    function = "pictures:plot"
 
     sources: Annotated[tuple[str, ...], Positional, several("RUN|FILE")]
     """Runs, or results/NAME.json."""
@@ -278,11 +262,6 @@ class Plot(Options):
         if not self.sources:
             raise UserError("plot: name a run, or a result file")
 
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli import pictures
-
-        pictures.plot(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Average(Options):
@@ -290,6 +269,8 @@ class Average(Options):
 
     transformer-jax average --run=runs/base --last 5 --out=runs/base-average
     """
+
+    function = "export:average"
 
     run: Annotated[str, arg(metavar="PATH")]
     """Folder of the run."""
@@ -300,11 +281,6 @@ class Average(Options):
     steps: Annotated[tuple[int, ...], several("STEP")] = ()
     """Steps of the checkpoints, instead of the newest."""
 
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli import export
-
-        export.average(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Import(Options):
@@ -313,15 +289,12 @@ class Import(Options):
     transformer-jax import downloads/enpt --run=runs/enpt
     """
 
+    function = "import_model:run"
+
     source: Annotated[str, Positional, arg(metavar="PATH")]
     """Folder of the model with its vocabularies, or the model's file."""
     run: Annotated[str, arg(metavar="PATH")]
     """Folder of the new run."""
-
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli import import_model
-
-        import_model.run(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,6 +303,8 @@ class Export(ModelOptions):
 
     transformer-jax export --run=runs/quickstart --format ctranslate2 --out=quickstart-ct2
     """
+
+    function = "export:export"
 
     run: Annotated[str, arg(metavar="PATH")]
     """Folder of the run."""
@@ -340,11 +315,6 @@ class Export(ModelOptions):
     step: Annotated[int | None, arg(metavar="N")] = None
     """Checkpoint; default: the best one."""
 
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli import export
-
-        export.export(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Inspect(ModelOptions):
@@ -353,6 +323,7 @@ class Inspect(ModelOptions):
     transformer-jax inspect --config=configs/quickstart.py --devices 8 --config.mesh.fsdp=4
     """
 
+    function = "inspect:run"
     takes_config = True
 
     run: Annotated[str | None, arg(metavar="PATH")] = None
@@ -366,11 +337,6 @@ class Inspect(ModelOptions):
     json: bool = False
     """Print the whole config as JSON, and nothing else."""
 
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli import inspect
-
-        inspect.run(self, config)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Check(ModelOptions):
@@ -379,15 +345,11 @@ class Check(ModelOptions):
     transformer-jax check --config=my_config.py --import my_attention
     """
 
+    function = "check:run"
     takes_config = True
 
     run: Annotated[str | None, arg(metavar="PATH")] = None
     """Folder of a run, whose config and tokenizer to check."""
-
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli import check
-
-        check.run(self, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,20 +359,8 @@ class BenchAttention(AttentionBenchmark, Options):
     transformer-jax bench attention --lengths 256 1024 --kernels auto my_module:my_kernel
     """
 
-    def execute(self, config: ConfigArguments) -> None:
-        from transformer_jax.cli import bench_attention
+    function = "bench_attention:run"
 
-        bench_attention.run(self)
-
-    # Only placeholders: defaults and help are those of `AttentionBenchmark`.
-    lengths: Annotated[tuple[int, ...], arg(metavar="T")] = AttentionBenchmark.lengths
-    batches: Annotated[tuple[int, ...], arg(metavar="B")] = AttentionBenchmark.batches
-    heads: Annotated[int, arg(metavar="N")] = AttentionBenchmark.heads
-    kv_heads: Annotated[int | None, arg(metavar="G")] = AttentionBenchmark.kv_heads
-    head_size: Annotated[int, arg(metavar="H")] = AttentionBenchmark.head_size
-    masks: Annotated[tuple[MaskName, ...], arg(metavar="full|causal")] = AttentionBenchmark.masks
-    dtypes: Annotated[tuple[DType, ...], arg(metavar="TYPE")] = AttentionBenchmark.dtypes
-    kernels: Annotated[tuple[str, ...], several("KERNEL")] = AttentionBenchmark.kernels
     out: Annotated[Path | None, arg(metavar="FILE")] = None
     """Write FILE.json and the plot FILE.svg."""
     dump: Annotated[Path | None, arg(metavar="DIR")] = None

@@ -1,11 +1,12 @@
 """The command `evaluate`."""
 
-import dataclasses
 import itertools
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from transformer_jax.cli.arguments import ConfigArguments
@@ -35,19 +36,13 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
     beams, alphas = _numbers("--beam", options.beam, int), _numbers("--alpha", options.alpha, float)
     translator = load_translator(options, arguments)
     corpora = options.data or translator.config.data.dev
-    baseline = None
-    if options.baseline is not None:
-        baseline = _read_beside("--baseline", options.baseline, corpora, translator.config)
-    others = [
-        _read_beside("--references", path, corpora, translator.config)
-        for path in options.references
-    ]
+    read = partial(_read_beside, corpora, translator.config)
+    baseline = None if options.baseline is None else read("--baseline", options.baseline)
+    others = [read("--references", path) for path in options.references]
     decode = translator.config.decode
     pairs = itertools.product(beams or [decode.beam], alphas or [decode.alpha])
     n_best = decode.n_best if decode.sample else 1
-    searches = [
-        dataclasses.replace(decode, beam=beam, alpha=alpha, n_best=n_best) for beam, alpha in pairs
-    ]
+    searches = [replace(decode, beam=beam, alpha=alpha, n_best=n_best) for beam, alpha in pairs]
     for result in _evaluations(options, translator, corpora, searches, others):
         if not is_coordinator():
             continue
@@ -62,7 +57,7 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
             difference = compare(baseline, result.outputs, result.references, tokenize)
         title = f"{printable(result.corpus)}, step {', '.join(map(str, translator.steps))}"
         if options.json:
-            search = dataclasses.asdict(result.search)
+            search = asdict(result.search)
             record = {"corpus": result.corpus, "steps": translator.steps, "search": search}
             more = {} if difference is None else {"baseline": difference}
             print(json.dumps(record | result.scores | more))
@@ -104,7 +99,7 @@ def _numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> list[
         raise UserError(f"{option}={text}: must be numbers, with commas between them") from error
 
 
-def _read_beside(option: str, path: str, corpora: Sequence[str], config: Config) -> list[str]:
+def _read_beside(corpora: Sequence[str], config: Config, option: str, path: str) -> list[str]:
     """Returns the targets of a baseline, or of a further reference.
 
     UserError: there is not one for each pair.

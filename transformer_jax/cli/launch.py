@@ -17,6 +17,8 @@ from transformer_jax.cli.main import main
 from transformer_jax.errors import UserError
 from transformer_jax.training.signals import ended_by_launcher
 
+Process = subprocess.Popen[bytes]
+
 GRACE = 5
 """Seconds that the processes have to end by themselves after one of them has failed."""
 
@@ -45,7 +47,7 @@ def launch(arguments: Sequence[str], options: ProcessOptions) -> None:
     command = [*_without_processes(arguments), f"--coordinator=127.0.0.1:{_free_port()}"]
     with ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
-        processes: list[subprocess.Popen[bytes]] = []
+        processes: list[Process] = []
         life, alive = os.pipe()  # this process alone holds the end `alive`, until it dies
         stack.callback(os.close, alive)
         stack.callback(os.close, life)
@@ -68,9 +70,7 @@ def launch(arguments: Sequence[str], options: ProcessOptions) -> None:
             _fail(processes, index, files[index], remedy)
 
 
-def _fail(
-    processes: Sequence[subprocess.Popen[bytes]], index: int, log: IO[bytes], remedy: str
-) -> NoReturn:
+def _fail(processes: Sequence[Process], index: int, log: IO[bytes], remedy: str) -> NoReturn:
     """Says that process `index` has failed, and exits."""
     status = processes[index].returncode
     if status != 2 or processes[0].returncode != 2:  # otherwise process 0 has said why
@@ -78,16 +78,12 @@ def _fail(
         sys.stderr.write(log.read().decode(errors="replace"))
     if status != 2:
         what = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"failed: {status}"
-        print(
-            f"transformer-jax: error: process {index} of {len(processes)} {what}{remedy}",
-            file=sys.stderr,
-        )
+        message = f"process {index} of {len(processes)} {what}{remedy}"
+        print(f"transformer-jax: error: {message}", file=sys.stderr)
     sys.exit(status if status > 0 else 1)
 
 
-def _start(
-    arguments: Sequence[str], index: int, log: IO[bytes] | None, life: int
-) -> subprocess.Popen[bytes]:
+def _start(arguments: Sequence[str], index: int, log: IO[bytes] | None, life: int) -> Process:
     """Starts process `index`, with `log` as its standard error. It ends when the pipe `life` is
     closed."""
     messages = os.dup(2)  # for those of process 0
@@ -122,7 +118,7 @@ def _end_with(life: int) -> None:
     os._exit(1)
 
 
-def _pass_on_signals(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+def _pass_on_signals(processes: Sequence[Process]) -> list[int]:
     """Sends SIGINT and SIGTERM to the processes, too; exits at the second one. Returns a list that
     such signals are added to."""
     passed_on: list[int] = []
@@ -140,7 +136,7 @@ def _pass_on_signals(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
     return passed_on
 
 
-def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
+def _first_failure(processes: Sequence[Process]) -> int | None:
     """Returns the index of the first process that fails, once the others have ended or `GRACE` is
     over; None: none fails."""
     while not any(process.poll() for process in processes):

@@ -15,24 +15,13 @@ from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Align, BackTranslate, PairOptions, Score, Translate
 from transformer_jax.cli.common import load_translator, parse_layers, progress, text_output
 from transformer_jax.config import Config, to_json
+from transformer_jax.decoding import scoring
 from transformer_jax.decoding.alignment import align_pieces, pharaoh
-from transformer_jax.decoding.scoring import (
-    SAMPLED,
-    PairScore,
-    Scorer,
-    require_direction,
-    require_vocabulary,
-)
 from transformer_jax.decoding.translator import WINDOW, Translation, Translator
 from transformer_jax.errors import UserError, printable
 from transformer_jax.interop.imported import digests
 from transformer_jax.interop.shortlist import Shortlist
-from transformer_jax.parallel.processes import (
-    broadcast,
-    is_coordinator,
-    require_same_everywhere,
-    share_errors,
-)
+from transformer_jax.parallel import processes
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.text.files import make_rereadable, read_lines, text_digest
@@ -57,13 +46,13 @@ def translate(options: Translate, arguments: ConfigArguments) -> None:
     files = [name for name in inputs if name is not None]
     form = options.json, options.align, digests(lists)
     depends_on = partial(_depends_on, options.run, translator, files, form)
-    path = options.output if is_coordinator() else os.devnull
+    path = options.output if processes.is_coordinator() else os.devnull
     with (
-        share_errors(),
+        processes.share_errors(),
         text_output(path, depends_on) as (write, count),
         progress(options.input, options.output) as advance,
     ):
-        count = broadcast(count)
+        count = processes.broadcast(count)
         advance(count)
         texts, prefixes, phrases = (
             None if name is None else itertools.islice(read_lines(name), count, None)
@@ -78,7 +67,7 @@ def translate(options: Translate, arguments: ConfigArguments) -> None:
                 text = json.dumps(record, ensure_ascii=False)
             write(text)
         for name, left in ((options.prefix, prefixes), (options.phrases, phrases)):
-            if is_coordinator() and left is not None and next(left, None) is not None:
+            if processes.is_coordinator() and left is not None and next(left, None) is not None:
                 raise UserError(f"{name}: has more lines than the input; must have one for each")
 
 
@@ -111,17 +100,13 @@ def _record(translator: Translator, translation: Translation) -> dict[str, Any]:
     """
     source = translator.tokenizers.source.pieces(translator.encode(translation.source))
     hypotheses: list[dict[str, Any]] = []
-    for hypothesis in translation.hypotheses:
-        tokens = translator.tokenizers.target.pieces(hypothesis.ids)
-        record = {
-            "text": hypothesis.text,
-            "score": hypothesis.score,
-            "log_prob": hypothesis.log_prob,
-            "tokens": tokens,
-        }
-        if hypothesis.attention is not None:
+    for each in translation.hypotheses:
+        tokens = translator.tokenizers.target.pieces(each.ids)
+        record: dict[str, Any] = {"text": each.text, "score": each.score, "log_prob": each.log_prob}
+        record["tokens"] = tokens
+        if each.attention is not None:
             for name, words in (("alignment", True), ("token_alignment", False)):
-                alignment = align_pieces(hypothesis.attention, source, tokens, words=words)
+                alignment = align_pieces(each.attention, source, tokens, words=words)
                 record[name] = pharaoh(alignment)
         hypotheses.append(record)
     more = {"n_best": hypotheses} if translator.config.decode.n_best > 1 else {}
@@ -137,20 +122,20 @@ def back_translate(options: BackTranslate, arguments: ConfigArguments) -> None:
     """Writes a pair for each line of a text, which the coordinator alone reads."""
     translator = load_translator(options, arguments, n_best=1)
     corpus = Corpus(options.pairs, "train", translator.config.data.fields)
-    require_same_everywhere(translator.config, {options.pairs: corpus.digest})
-    require_direction(translator, list(itertools.islice(corpus.pairs(), SAMPLED)))
-    path = options.output if is_coordinator() else os.devnull
+    processes.require_same_everywhere(translator.config, {options.pairs: corpus.digest})
+    scoring.require_direction(translator, list(itertools.islice(corpus.pairs(), scoring.SAMPLED)))
+    path = options.output if processes.is_coordinator() else os.devnull
     left_out, written = 0, 0
 
-    with share_errors():
-        if is_coordinator():
+    with processes.share_errors():
+        if processes.is_coordinator():
             _require_text(options.text, translator.tokenizers.source)
         depends_on = partial(_depends_on, options.run, translator, [options.text])
         with (
             text_output(path, depends_on) as (write, count),
             progress(options.text, path) as advance,
         ):
-            count = broadcast(count)
+            count = processes.broadcast(count)
             advance(count)
             lines = itertools.islice(read_lines(options.text), count, None)
             for translation in translator.stream(lines, first=count + 1, done=advance):
@@ -161,21 +146,19 @@ def back_translate(options: BackTranslate, arguments: ConfigArguments) -> None:
                 else:
                     write(None)
                     left_out += 1
-    if is_coordinator():
-        print(
-            f"{written:,} pairs; {left_out:,} lines left out: blank, or so translated",
-            file=sys.stderr,
-        )
+    if processes.is_coordinator():
+        message = f"{written:,} pairs; {left_out:,} lines left out: blank, or so translated"
+        print(message, file=sys.stderr)
 
 
 def _require_text(path: str, tokenizer: Tokenizer) -> None:
     """UserError: a text cannot be read, has no line with text, or is of another language."""
     make_rereadable(path)
     texts = filter(str.strip, read_lines(path))
-    sample = list(itertools.islice(texts, SAMPLED))
+    sample = list(itertools.islice(texts, scoring.SAMPLED))
     if not sample:
         raise UserError(f"--text {path}: empty; must hold at least one line of text")
-    require_vocabulary(tokenizer, sample)
+    scoring.require_vocabulary(tokenizer, sample)
     for _ in texts:  # A line that is not UTF-8 is found before hours of translation.
         pass
 
@@ -185,7 +168,7 @@ def score(options: Score, arguments: ConfigArguments) -> None:
     translator = load_translator(options, arguments)
     pieces = translator.tokenizers.target.pieces
     total, tokens = 0.0, 0
-    for number, _, pair in _scores(options, translator.config, Scorer.like(translator)):
+    for number, _, pair in _scores(options, translator.config, scoring.Scorer.like(translator)):
         line = f"nan\t{pair.reason}" if pair.reason else f"{pair.log_prob:.6f}"
         if options.json:
             each = {"tokens": pieces(pair.ids), "log_probs": pair.log_probs}
@@ -194,9 +177,9 @@ def score(options: Score, arguments: ConfigArguments) -> None:
             line = json.dumps(record, ensure_ascii=False)
         if not pair.reason:
             total, tokens = total + pair.log_prob, tokens + len(pair.ids)
-        if is_coordinator():
+        if processes.is_coordinator():
             print(line, flush=True)
-    if is_coordinator():
+    if processes.is_coordinator():
         perplexity = math.exp(min(-total / max(tokens, 1), 700.0))
         print(f"{tokens:,} tokens: perplexity {perplexity:.4f}", file=sys.stderr)
 
@@ -204,25 +187,25 @@ def score(options: Score, arguments: ConfigArguments) -> None:
 def align(options: Align, arguments: ConfigArguments) -> None:
     """Prints the alignment of each pair; that of blank lines, or of too long ones, is blank."""
     translator = load_translator(options, arguments)
-    scorer = Scorer.like(translator, parse_layers("--layer", options.layer))
+    scorer = scoring.Scorer.like(translator, parse_layers("--layer", options.layer))
     of_source, of_target = (side.pieces for side in translator.tokenizers)
     for _, source, pair in _scores(options, translator.config, scorer):
         pieces = of_source(translator.encode(source)), of_target(pair.ids)
         assert pair.attention is not None
         alignment = align_pieces(pair.attention, *pieces, words=not options.pieces)
-        if is_coordinator():
+        if processes.is_coordinator():
             print(pharaoh(alignment), flush=True)
 
 
 def _scores(
-    options: PairOptions, config: Config, scorer: Scorer
-) -> Iterator[tuple[int, str, PairScore]]:
+    options: PairOptions, config: Config, scorer: scoring.Scorer
+) -> Iterator[tuple[int, str, scoring.PairScore]]:
     """Yields the number of each line of the corpora, its source and its score. In the end, prints
     on standard error how many have none."""
     left_out: list[str] = []
     for name in options.data or config.data.dev:
         corpus = Corpus(name, "validation", config.data.fields)
-        require_same_everywhere(config, {name: corpus.digest})
+        processes.require_same_everywhere(config, {name: corpus.digest})
         pairs, numbers = iter(corpus.pairs()), itertools.count(1)
         while window := list(itertools.islice(pairs, WINDOW)):
             sources, targets = zip(*window, strict=True)
@@ -231,6 +214,6 @@ def _scores(
                 if pair.reason:
                     left_out.append(f"{name}, line {number}: {pair.reason}")
                 yield number, source, pair
-    if left_out and is_coordinator():
+    if left_out and processes.is_coordinator():
         message = f"{len(left_out):,} pairs left out; the first: {left_out[0]}"
         print(printable(message), file=sys.stderr)

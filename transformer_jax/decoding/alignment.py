@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
+Weights = Float[np.ndarray, "T S"]
+
 END = "</s>"
 """The piece of the end symbol."""
 
@@ -12,7 +14,7 @@ Alignment = list[tuple[int, int]]
 """Pairs (index in the source, index in the target), by target."""
 
 
-def align(weights: Float[np.ndarray, "T S"]) -> Alignment:
+def align(weights: Weights) -> Alignment:
     """Returns for each token of the target the token of the source with the largest weight."""
     if weights.shape[1] == 0:
         return []
@@ -20,7 +22,7 @@ def align(weights: Float[np.ndarray, "T S"]) -> Alignment:
 
 
 def word_weights(
-    weights: Float[np.ndarray, "T S"], source: Sequence[str], target: Sequence[str]
+    weights: Weights, source: Sequence[str], target: Sequence[str]
 ) -> Float[np.ndarray, "V W"]:
     """Returns the weights of words, from those of their pieces.
 
@@ -36,11 +38,7 @@ def word_weights(
 
 
 def align_pieces(
-    attention: Float[np.ndarray, "T S"],
-    source: Sequence[str],
-    target: Sequence[str],
-    *,
-    words: bool = True,
+    attention: Weights, source: Sequence[str], target: Sequence[str], *, words: bool = True
 ) -> Alignment:
     """Returns the alignment of words, or of pieces, without the end symbols.
 

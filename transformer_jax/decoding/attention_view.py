@@ -29,9 +29,8 @@ def attention_view(weights: SentenceWeights, first: View | None = None) -> str:
     limit = min(MAX_TOKENS, math.isqrt(MAX_WEIGHTS // heads))
     longest = max(len(weights.source), len(weights.outputs))
     note = f"Only the first {limit} of {longest} tokens are shown." if longest > limit else ""
-    data: dict[str, Any] = {
-        name: getattr(weights, name)[:limit] for name in ("source", "inputs", "outputs")
-    }
+    tokens = ("source", "inputs", "outputs")
+    data: dict[str, Any] = {name: getattr(weights, name)[:limit] for name in tokens}
     data["layers"] = {
         attention: {str(i): _encoded(each[:, :limit, :limit]) for i, each in sorted(layers.items())}
         for attention, layers in weights.layers.items()

@@ -26,6 +26,10 @@ from transformer_jax.decoding.top_k import first_argmax, top_k
 from transformer_jax.special_ids import PAD
 from transformer_jax.types import take_beams
 
+Scores = Float[Array, "B C"]
+Numbers = Int[Array, "B C"]
+"""Scores, and ids, indices or counts, of C candidates or hypotheses of each sentence."""
+
 INCOMPLETE = 1e6
 """What the rank of a truncated hypothesis loses for each id that its constraints still need."""
 
@@ -76,20 +80,18 @@ class Constraints(NamedTuple):
 
     start: Callable[[Sentences, int], Any]
     """(sentences, beams) -> `met` before the first position."""
-    propose: Callable[[Live, Any, Scored], tuple[Float[Array, "B C"], Int[Array, "B C"]]]
+    propose: Callable[[Live, Any, Scored], tuple[Scores, Numbers]]
     """(live, met, scored) -> the scores of C candidates, best first, and their indices of [K, V].
     """
-    update: Callable[[Any, Int[Array, "B C"], Sentences], tuple[Any, Int[Array, "B C"]]]
+    update: Callable[[Any, Numbers, Sentences], tuple[Any, Numbers]]
     """(`met` of the hypotheses that candidates extend, the ids by which they do, sentences) ->
     `met` of the candidates, and the number of ids that each still needs."""
-    keep: Callable[[Float[Array, "B C"], Any, Sentences, int], Int[Array, "B K"]]
+    keep: Callable[[Scores, Any, Sentences, int], Int[Array, "B K"]]
     """(scores of the candidates, -inf for those that may not stay, met, sentences, beams) -> the
     candidates that stay in the beam."""
 
 
-def best_extensions(
-    live: Live, met: Any, scored: Scored
-) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
+def best_extensions(live: Live, met: Any, scored: Scored) -> tuple[Scores, Numbers]:
     """Returns the scores of the 2 K best extensions by an id, or of all, best first, and their
     indices of [K, V]."""
     sentences, beams, vocabulary = scored.log_probs.shape
@@ -151,9 +153,7 @@ def beam_search(beams: int, stop: Stop, constraints: Constraints = UNCONSTRAINED
     return Strategy(beams, start, extend_beam, _hypotheses, _grow)
 
 
-def _extend(
-    live: Live, scored: Scored, scores: Float[Array, "B C"], indices: Int[Array, "B C"]
-) -> tuple[Live, Int[Array, "B C"]]:
+def _extend(live: Live, scored: Scored, scores: Scores, indices: Numbers) -> tuple[Live, Numbers]:
     """Returns the hypotheses of these scores and indices of [K, V], and which of K each extends."""
     parents, chosen = jnp.divmod(indices, scored.log_probs.shape[2])
     ids, index = take_beams(live.ids, parents), scored.context.position
@@ -162,7 +162,7 @@ def _extend(
     return Live(ids, scores, log_probs), parents
 
 
-def _add_ended(ended: Ended, candidates: Live, ranks: Float[Array, "B C"]) -> Ended:
+def _add_ended(ended: Ended, candidates: Live, ranks: Scores) -> Ended:
     """Returns the best of the ended hypotheses and of the candidates, which have these ranks."""
     new = Ended(candidates.ids, ranks, candidates.log_probs)
     pool = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), ended, new)
@@ -219,7 +219,7 @@ def _start(sentences: Sentences, beams: int) -> Met:
     return Met(complete, jnp.zeros((count, beams, most, longest), bool))
 
 
-def _propose(live: Live, met: Met, scored: Scored) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
+def _propose(live: Live, met: Met, scored: Scored) -> tuple[Scores, Numbers]:
     """Returns the scores of the candidates, best first, and their indices of [K, V].
 
     Besides the best extensions of all, they are the best one of each hypothesis, so that no bank
@@ -244,9 +244,7 @@ def _propose(live: Live, met: Met, scored: Scored) -> tuple[Float[Array, "B C"],
     return scores, jnp.take_along_axis(indices, order, axis=1)
 
 
-def _update(
-    met: Met, ids: Int[Array, "B C"], sentences: Sentences
-) -> tuple[Met, Int[Array, "B C"]]:
+def _update(met: Met, ids: Numbers, sentences: Sentences) -> tuple[Met, Numbers]:
     """Returns what hypotheses hold once `ids` follow them, and how many ids they then lack."""
     phrases = _phrases(sentences)[:, None]
     none = jnp.ones_like(met.begun[..., :1])  # no id is the beginning of every phrase
@@ -258,9 +256,7 @@ def _update(
     return met, jnp.sum(lengths, axis=2) - _held(met, sentences)
 
 
-def _keep(
-    scores: Float[Array, "B C"], met: Met, sentences: Sentences, beams: int
-) -> Int[Array, "B K"]:
+def _keep(scores: Scores, met: Met, sentences: Sentences, beams: int) -> Int[Array, "B K"]:
     """Returns the candidates that stay in the beam, of those whose scores are not -inf.
 
     Candidates that hold as many ids of phrases form a bank. The beam takes the best one of each
@@ -292,7 +288,7 @@ def _lengths(sentences: Sentences) -> Int[Array, "B 1 P"]:
     return jnp.sum(_phrases(sentences) != PAD, axis=2)[:, None]
 
 
-def _held(met: Met, sentences: Sentences) -> Int[Array, "B C"]:
+def _held(met: Met, sentences: Sentences) -> Numbers:
     """Returns the number of ids of phrases that hypotheses hold: those of complete phrases and the
     longest beginning of another one. A next id of that one increases it."""
     complete = jnp.sum(jnp.where(met.complete, _lengths(sentences), 0), axis=2)

@@ -41,10 +41,10 @@ def make_step(models: Sequence[Model], params: Sequence[Params]) -> Step:
     def step(ids: Int[Array, "B K"], states: tuple[Any, ...], index: Int[Array, ""]) -> Any:
         logits, new_states = [], []
         for model, model_params, state in zip(models, params, states, strict=True):
-            previous = jnp.where(index == 0, model.config.start_id, ids).astype(jnp.int32)
-            output: Any = model.apply(
-                {"params": model_params}, previous, state, index, method="decode_step"
-            )
+            start = model.config.start_id
+            previous = jnp.where(index == 0, start, ids).astype(jnp.int32)
+            variables = {"params": model_params}
+            output: Any = model.apply(variables, previous, state, index, method="decode_step")
             logits.append(output[0])
             new_states.append(output[1])
         return _mean(logits), tuple(new_states), None

@@ -47,9 +47,7 @@ class Loop:
     """Programs that earlier loops with these phases have compiled; those of this one are added."""
 
     def __post_init__(self) -> None:
-        shapes = [
-            tuple(None if x is None else np.shape(x) for x in lines) for lines in self.batches
-        ]
+        shapes = [tuple(jax.tree.map(np.shape, lines)) for lines in self.batches]
         self._scheduler = Scheduler(shapes, merge=self.merge)
         self._hypotheses: dict[Sentence, Row] = {}
         # For each pending sentence the arrays of those that left a search together, and its row.

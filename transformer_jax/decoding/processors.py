@@ -17,6 +17,8 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from transformer_jax.special_ids import PAD
 
+LogProbs = Float[Array, "B K V"]
+
 
 class Sentences(NamedTuple):
     """What a search is told about each sentence. A field that no part of it reads may be None."""
@@ -35,17 +37,17 @@ class SearchContext(NamedTuple):
 
     position: Int[Array, ""]  # number of ids so far
     ids: Int[Array, "B K T"]  # the ids so far, `PAD` after them
-    log_probs: Float[Array, "B K V"]  # the model's own
+    log_probs: LogProbs  # the model's own
     sentences: Sentences
 
 
-Processor = Callable[[Float[Array, "B K V"], SearchContext], Float[Array, "B K V"]]
+Processor = Callable[[LogProbs, SearchContext], LogProbs]
 
 
 def suppress(ids: Sequence[int]) -> Processor:
     """Returns a processor that forbids `ids`."""
 
-    def process(log_probs: Float[Array, "B K V"], _: SearchContext) -> Float[Array, "B K V"]:
+    def process(log_probs: LogProbs, _: SearchContext) -> LogProbs:
         forbidden = jnp.zeros(log_probs.shape[-1], bool).at[jnp.asarray(ids)].set(True)
         return jnp.where(forbidden, -jnp.inf, log_probs)
 
@@ -58,7 +60,7 @@ NO_PADDING = suppress((PAD,))
 def at_least_min_length(end_id: int) -> Processor:
     """Returns a processor that forbids the end symbol before `Sentences.min_length` ids."""
 
-    def process(log_probs: Float[Array, "B K V"], context: SearchContext) -> Float[Array, "B K V"]:
+    def process(log_probs: LogProbs, context: SearchContext) -> LogProbs:
         assert context.sentences.min_length is not None
         early = context.position < context.sentences.min_length[:, None]
         is_end = (jnp.arange(log_probs.shape[-1]) == end_id)[None, None, :]
@@ -73,7 +75,7 @@ def no_repeat_ngrams(size: int) -> Processor:
     (Paulus et al. 2018, section 2.5)
     """
 
-    def process(log_probs: Float[Array, "B K V"], context: SearchContext) -> Float[Array, "B K V"]:
+    def process(log_probs: LogProbs, context: SearchContext) -> LogProbs:
         ids, index = context.ids, context.position
         length = ids.shape[2]
         if length < size:
@@ -95,7 +97,7 @@ def repetition_penalty(factor: float) -> Processor:
     A factor above 1 makes them less likely. (Keskar et al. 2019, section 4.1, on log probabilities)
     """
 
-    def process(log_probs: Float[Array, "B K V"], context: SearchContext) -> Float[Array, "B K V"]:
+    def process(log_probs: LogProbs, context: SearchContext) -> LogProbs:
         held = jnp.arange(context.ids.shape[2]) < context.position
         held = jnp.broadcast_to(held, context.ids.shape)
         penalized = jnp.take_along_axis(log_probs, context.ids, axis=2) * factor
@@ -112,7 +114,7 @@ def temperature(value: float) -> Processor:
 def top_k(count: int) -> Processor:
     """Returns a processor that forbids all but the `count` likeliest ids (Fan et al. 2018)."""
 
-    def process(log_probs: Float[Array, "B K V"], _: SearchContext) -> Float[Array, "B K V"]:
+    def process(log_probs: LogProbs, _: SearchContext) -> LogProbs:
         best, chosen = jax.lax.top_k(log_probs, min(count, log_probs.shape[-1]))
         return _only(log_probs, chosen, best)
 
@@ -123,7 +125,7 @@ def top_p(mass: float) -> Processor:
     """Returns a processor that keeps the fewest likeliest ids whose probabilities add up to at
     least `mass` of all that are allowed, and forbids the others (Holtzman et al. 2020)."""
 
-    def process(log_probs: Float[Array, "B K V"], _: SearchContext) -> Float[Array, "B K V"]:
+    def process(log_probs: LogProbs, _: SearchContext) -> LogProbs:
         best, chosen = jax.lax.top_k(log_probs, log_probs.shape[-1])
         probs = jax.nn.softmax(best)
         before = jnp.cumsum(probs, axis=-1) - probs
@@ -132,9 +134,7 @@ def top_p(mass: float) -> Processor:
     return process
 
 
-def forced_prefix(
-    log_probs: Float[Array, "B K V"], context: SearchContext
-) -> Float[Array, "B K V"]:
+def forced_prefix(log_probs: LogProbs, context: SearchContext) -> LogProbs:
     """Forbids all but the id of `Sentences.prefix` at this position, if there is one.
 
     It must be the last processor: it allows what others have forbidden.
@@ -152,11 +152,11 @@ def forced_prefix(
 
 
 def _at(
-    log_probs: Float[Array, "B K V"],
+    log_probs: LogProbs,
     ids: Int[Array, "B K I"],
     where: Array,
     values: Float[Array, "#B #K #I"] | float,
-) -> Float[Array, "B K V"]:
+) -> LogProbs:
     """Returns `log_probs` with `values` at `ids` where `where` holds."""
     ids = jnp.where(where, ids, log_probs.shape[-1])  # out of bounds: dropped
     sentences = jnp.arange(ids.shape[0])[:, None, None]
@@ -164,9 +164,7 @@ def _at(
     return log_probs.at[sentences, beams, ids].set(values, mode="drop")
 
 
-def _only(
-    log_probs: Float[Array, "B K V"], ids: Int[Array, "B K I"], values: Float[Array, "B K I"]
-) -> Float[Array, "B K V"]:
+def _only(log_probs: LogProbs, ids: Int[Array, "B K I"], values: Float[Array, "B K I"]) -> LogProbs:
     """Returns `values` at `ids`, -inf elsewhere."""
     nothing = jnp.full_like(log_probs, -jnp.inf)
     return jnp.put_along_axis(nothing, ids, values, axis=-1, inplace=False)

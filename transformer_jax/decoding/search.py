@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from transformer_jax.decoding.processors import (
     NO_PADDING,
     LengthPenalty,
+    LogProbs,
     Processor,
     SearchContext,
     Sentences,
@@ -29,7 +30,8 @@ from transformer_jax.decoding.top_k import first_argmax
 from transformer_jax.special_ids import PAD
 from transformer_jax.types import DecodeState, LayerState, Size, take_beams
 
-Step = Callable[[Int[Array, "B K"], Any, Int[Array, ""]], tuple[Float[Array, "B K V"], Any, Any]]
+Index = Int[Array, ""]
+Step = Callable[[Int[Array, "B K"], Any, Index], tuple[Float[Array, "B K V"], Any, Any]]
 
 
 class Hypotheses(NamedTuple):
@@ -66,7 +68,7 @@ class Live(NamedTuple):
 class Progress(NamedTuple):
     """How far a search is. All arrays but `position` have a row for each sentence."""
 
-    position: Int[Array, ""]  # number of ids so far
+    position: Index  # number of ids so far
     done: Bool[Array, " B"]
     sentences: Sentences
     beam: Any  # the hypotheses, as the strategy keeps them
@@ -112,7 +114,7 @@ def extend_until(
     step: Step,
     progress: Progress,
     rules: Rules,
-    leave_at: int | Int[Array, ""] = 0,
+    leave_at: int | Index = 0,
 ) -> Progress:
     """Returns the search once all sentences are done, or its arrays are full.
 
@@ -149,11 +151,7 @@ class Scored(NamedTuple):
 
 
 def score_next(
-    logits: Float[Array, "B K V"],
-    ids: Int[Array, "B K T"],
-    index: Int[Array, ""],
-    sentences: Sentences,
-    rules: Rules,
+    logits: LogProbs, ids: Int[Array, "B K T"], index: Index, sentences: Sentences, rules: Rules
 ) -> Scored:
     """Returns the log probabilities of the next id in float32, and those after the processors."""
     logits = logits.astype(jnp.float32)
@@ -178,7 +176,7 @@ def pad_ids(hypotheses: Any, length: int) -> Any:
     return hypotheses._replace(ids=ids)
 
 
-def last_ids(live: Live, index: Int[Array, ""], rules: Rules) -> Int[Array, "B K"]:
+def last_ids(live: Live, index: Index, rules: Rules) -> Int[Array, "B K"]:
     """Returns the last id of each hypothesis, which the step reads; at first the start symbol."""
     before = live.ids[:, :, jnp.maximum(index - 1, 0)]
     return jnp.where(index == 0, rules.start_id, before).astype(jnp.int32)

@@ -131,9 +131,8 @@ def make_phases(
         if first_length is not None:
             length = min(max(first_length, source.shape[1]), length)
         strategy, rules = search_of(sentences, length)
-        state = ensemble.prefill(
-            models, list(map(dequantize, params)), source, strategy.beams, length
-        )
+        params = list(map(dequantize, params))
+        state = ensemble.prefill(models, params, source, strategy.beams, length)
         return search.begin(strategy, state, sentences, rules)
 
     def decode(

@@ -90,12 +90,10 @@ class TrainedModel:
             _require_same_ids(first, other)
         steps = [first.best_step() if step is None else step, *(r.best_step() for r in runs[1:])]
         sizes = first.tokenizers.sizes
-        models = [
-            Member(
-                each.config.model, each.params(chosen, abstract_params(each.config.model, *sizes))
-            )
-            for each, chosen in zip(runs, steps, strict=True)
-        ]
+        models = []
+        for each, chosen in zip(runs, steps, strict=True):
+            like = abstract_params(each.config.model, *sizes)
+            models.append(Member(each.config.model, each.params(chosen, like)))
         trained = cls(config, first.tokenizers, models[0].params, others=models[1:], **options)
         trained.steps = tuple(steps)
         return trained
@@ -157,9 +155,8 @@ class TrainedModel:
         self, lengths: Sequence[int], batch_tokens: int
     ) -> Iterator[tuple[tuple[int, int], list[int]]]:
         """Yields the shapes and the members of batches of rows of these lengths."""
-        return batches_by_length(
-            lengths, batch_tokens, self.max_length, meshes.data_parallel_size(self.mesh)
-        )
+        devices = meshes.data_parallel_size(self.mesh)
+        return batches_by_length(lengths, batch_tokens, self.max_length, devices)
 
     def _on_mesh(self, arrays: Any) -> Any:
         """Returns a batch on the devices, split by rows."""

@@ -55,12 +55,8 @@ def join(coordinator: str, count: int | None, index: int | None) -> None:
     _mute_gloo()
     # JAX would abort with a stack trace, and cannot be interrupted by an exception.
     others = "the other processes" if index == 0 else "the coordinator"
-    watch = _exit_after(
-        JOIN_TIMEOUT,
-        2,
-        f"transformer-jax: error: --coordinator={coordinator}: waited {JOIN_TIMEOUT} seconds there "
-        f"for {others}\n",
-    )
+    waited = f"--coordinator={coordinator}: waited {JOIN_TIMEOUT} seconds there for {others}"
+    watch = _exit_after(JOIN_TIMEOUT, 2, f"transformer-jax: error: {waited}\n")
     jax.config.update("jax_enable_preemption_service", False)  # which would ignore SIGTERM
     try:
         jax.distributed.initialize(
@@ -265,11 +261,10 @@ def require_same_everywhere(config: Config, facts: dict[str, str]) -> None:
     facts: others that must be the same, such as the digests of files, by name. Only the folder of
     cached corpora and the number of threads may differ.
     """
-    theirs = broadcast({"config": to_json(config), "facts": facts})
     data = dataclasses.replace(config.data, cache="", workers=1)
-    other = from_json(theirs["config"])
-    other = dataclasses.replace(other, data=dataclasses.replace(other.data, cache="", workers=1))
-    changed = differences(other, dataclasses.replace(config, data=data), all_fields=True)
+    config = dataclasses.replace(config, data=data)
+    theirs = broadcast({"config": to_json(config), "facts": facts})
+    changed = differences(from_json(theirs["config"]), config, all_fields=True)
     for name, fact in facts.items():
         if (wanted := theirs["facts"].get(name)) not in (None, fact):
             changed.append(f"{name}: {wanted[:12]} -> {fact[:12]}")

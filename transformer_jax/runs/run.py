@@ -21,18 +21,10 @@ from typing import Any
 
 from etils import epath
 
+from transformer_jax import files
 from transformer_jax.config import DATA_PARALLEL, Config, from_json, to_json
 from transformer_jax.errors import UserError
-from transformer_jax.files import (
-    AnyPath,
-    files_below,
-    find_path,
-    json_digest,
-    named,
-    parse_json,
-    remove_folder,
-    write_whole,
-)
+from transformer_jax.files import AnyPath
 from transformer_jax.runs import checkpoint, lock
 from transformer_jax.text import tokenizer
 from transformer_jax.text.tokenizer import Tokenizers
@@ -120,10 +112,10 @@ def create(
 
     `save` is called with the future folder of checkpoints and may write some there.
     """
-    folder = find_path(folder)
+    folder = files.find_path(folder)
     if not _is_free(folder):
         raise UserError(f"run {folder}: is not empty; name a new folder")
-    with _unfinished(folder), named(folder):
+    with _unfinished(folder), files.named(folder):
         tokenizer.save(tokenizers, folder)
         save(folder / "checkpoints")
         stored = {
@@ -179,7 +171,7 @@ def create_with(
 
 def exists(folder: epath.PathLike) -> bool:
     """Returns whether `folder` holds a run. UserError: it holds something else."""
-    folder = find_path(folder)
+    folder = files.find_path(folder)
     if (folder / "config.json").is_file():
         return True
     if folder.is_file():
@@ -198,7 +190,7 @@ def load(folder: epath.PathLike) -> Run:
 
     UserError: the run is missing, damaged or of another format.
     """
-    folder = find_path(folder)
+    folder = files.find_path(folder)
     stored, config = _stored(folder)
     execution = config.execution
     if is_function_name(execution.kernel):
@@ -211,14 +203,14 @@ def load(folder: epath.PathLike) -> Run:
 
 def load_config(folder: epath.PathLike) -> Config:
     """Returns the config of a run as it is stored, to continue training. UserError: as `load`."""
-    return _stored(find_path(folder))[1]
+    return _stored(files.find_path(folder))[1]
 
 
 def _is_free(folder: AnyPath) -> bool:
     """Returns whether a folder is missing, empty, or what a killed process has not finished."""
     # An object "NAME/", which Google's console makes of an empty folder, is no file.
     bucket = isinstance(folder, epath.Path)
-    names = {*files_below(folder)} if bucket else {path.name for path in folder.glob("*")}
+    names = {*files.files_below(folder)} if bucket else {path.name for path in folder.glob("*")}
     return names <= {lock.NAME} or (_UNFINISHED in names and "config.json" not in names)
 
 
@@ -261,12 +253,12 @@ def read_config(path: AnyPath) -> tuple[dict[str, Any], Config]:
 
 
 def _digest(stored: dict[str, Any]) -> str:
-    return json_digest({name: value for name, value in stored.items() if name != "sha256"})
+    return files.json_digest({name: value for name, value in stored.items() if name != "sha256"})
 
 
 def _read(path: AnyPath) -> Any:
     try:
-        return parse_json(path.read_bytes())
+        return files.parse_json(path.read_bytes())
     except UserError as error:
         raise UserError(f"{path}: is damaged: {error}") from error
 
@@ -274,7 +266,7 @@ def _read(path: AnyPath) -> Any:
 def _write(path: AnyPath, stored: dict[str, Any]) -> None:
     # First, since a user may delete the line: the last one has no comma after it.
     stored = {"sha256": ""} | stored | {"sha256": _digest(stored)}
-    with write_whole(path) as file:
+    with files.write_whole(path) as file:
         file.write(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -303,7 +295,7 @@ def _clear(folder: AnyPath) -> None:
     """Deletes what `create` writes before config.json."""
     tokenizer.remove(folder)
     if (folder / "checkpoints").exists():
-        remove_folder(folder / "checkpoints")
+        files.remove_folder(folder / "checkpoints")
 
 
 def versions() -> dict[str, str]:

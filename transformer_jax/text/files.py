@@ -124,12 +124,10 @@ def text_digest(path: str) -> bytes:
 
 
 def _compute_digest(path: str) -> bytes:
-    total = hashlib.sha256()
     with _open(path) as file:
-        block = file.read(_BLOCK).removeprefix(codecs.BOM_UTF8)
-        while block:
+        total = hashlib.sha256(file.read(_BLOCK).removeprefix(codecs.BOM_UTF8))
+        while block := file.read(_BLOCK):
             total.update(block)
-            block = file.read(_BLOCK)
     return total.digest()
 
 
@@ -186,24 +184,23 @@ def _open(path: str) -> Iterator[BinaryIO]:
     """Opens a file's bytes, decompressed. Errors in opening or reading them become UserError."""
     kind = path.removeprefix(uncompressed_name(path))
     try:
-        if path in _copies:
-            with _copies[path].open("rb") as file:
-                yield file
-        elif path == "-":
-            # With sys.stdin.buffer, Python would crash if it ended while a thread reads.
-            with open(sys.stdin.fileno(), "rb", closefd=False) as file:
-                yield _text_of(file, path)
-        elif kind:
-            with _COMPRESSED[kind](path) as file:
-                yield _text_of(io.BufferedReader(file), path)  # reads lines several times faster
-        else:
-            with Path(path).open("rb") as file:
-                yield _text_of(file, path)
+        with _open_bytes(path, kind) as file:
+            yield _text_of(file, path)
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         if reason is None:  # of a library that decompresses
             raise UserError(f"{path}: damaged {kind} file ({error})") from error
         raise UserError(f"{path}: {reason}; must be a readable file") from error
+
+
+def _open_bytes(path: str, kind: str) -> io.BufferedReader:
+    if path in _copies:
+        return _copies[path].open("rb")
+    if path == "-":  # With sys.stdin.buffer, Python would crash if it ended while a thread reads.
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    if kind:
+        return io.BufferedReader(_COMPRESSED[kind](path))  # reads lines several times faster
+    return Path(path).open("rb")
 
 
 def _text_of(file: io.BufferedReader, path: str) -> BinaryIO:

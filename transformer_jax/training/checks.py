@@ -3,22 +3,21 @@
 Each check computes the same in two ways that must agree, and reports the largest difference.
 """
 
-import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from transformer_jax.config import ROLES, Config, MeshConfig, ModelConfig, from_json, to_json
+from transformer_jax.config import ROLES, Config, MeshConfig, ModelConfig
 from transformer_jax.data.buckets import Plan, Shape, group, pack
 from transformer_jax.data.dataset import Examples, tokenize
 from transformer_jax.data.loader import make_batch
@@ -30,16 +29,7 @@ from transformer_jax.runs import checkpoint
 from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpora, Pair
 from transformer_jax.text.tokenizer import Tokenizers
-from transformer_jax.training.oracles import (
-    decoding_error,
-    largest,
-    logits_of,
-    padding_error,
-    random_params,
-    relative_error,
-    step_error,
-    visibility,
-)
+from transformer_jax.training import oracles
 from transformer_jax.training.setup import StepSetup, check_config, prepare_step
 from transformer_jax.training.trainer import train
 from transformer_jax.types import Batch, Params
@@ -115,11 +105,7 @@ class Subject:
 
     @classmethod
     def of(
-        cls,
-        config: Config,
-        tokenizers: Tokenizers | None,
-        modules: Sequence[str],
-        folder: Path,
+        cls, config: Config, tokenizers: Tokenizers | None, modules: Sequence[str], folder: Path
     ) -> "Subject":
         """Returns the subject for a config, with its files in `folder`."""
         corpora = Corpora.of(config.data).train
@@ -162,7 +148,7 @@ class Subject:
     @cached_property
     def params(self) -> Params:
         """Random parameters."""
-        return random_params(self.setup.model)
+        return oracles.random_params(self.setup.model)
 
     @cached_property
     def examples(self) -> Examples:
@@ -244,13 +230,13 @@ def packing_error(subject: Subject) -> float:
     lengths = subject.examples.lengths_of(np.arange(len(subject.examples)))
     width = 2 * int(lengths.max())
     (packed,) = pack(lengths, Shape(ROWS, width, width))
-    together = logits_of(model, params, subject.arrays(packed, packed=True))
-    apart, errors = logits_of(model, params, subject.batch), []
+    together = oracles.logits_of(model, params, subject.arrays(packed, packed=True))
+    apart, errors = oracles.logits_of(model, params, subject.batch), []
     for pair, row, (_, start) in zip(packed.pairs, packed.rows, packed.starts, strict=True):
         length = lengths[pair, 1]
         wanted = apart[plan.rows[plan.pairs == pair][0], :length]
-        errors.append(relative_error(together[row, start : start + length], wanted))
-    return largest(errors)
+        errors.append(oracles.relative_error(together[row, start : start + length], wanted))
+    return oracles.largest(errors)
 
 
 def accumulation_error(subject: Subject) -> float:
@@ -258,7 +244,7 @@ def accumulation_error(subject: Subject) -> float:
     setup = subject.setup
     options = replace(setup.config.optimizer, accumulate=2)
     halves = replace(setup, config=replace(setup.config, optimizer=options))
-    return step_error(setup, halves, subject.params, subject.batch)
+    return oracles.step_error(setup, halves, subject.params, subject.batch)
 
 
 def mesh_error(subject: Subject) -> float:
@@ -266,29 +252,10 @@ def mesh_error(subject: Subject) -> float:
 
     Another process emulates the devices: two along each axis that the config's mesh splits.
     """
-    values = {
-        "config": to_json(subject.config),
-        "sizes": subject.tokenizers.sizes,
-        "modules": list(subject.modules),
-        "batch": [np.asarray(side).tolist() for side in subject.batch[:3]],
-    }
-    mesh = _small_mesh(subject.config.mesh)
-    devices = mesh.data * mesh.fsdp * mesh.tensor
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    command = (sys.executable, "-m", "transformer_jax.training.checks")
-    ended = subprocess.run(
-        command,
-        input=json.dumps(values),
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-    )
-    answer = json.loads(ended.stdout.splitlines()[-1]) if not ended.returncode else None
-    if answer is None:
-        raise RuntimeError(next(iter(ended.stderr.splitlines()[::-1]), f"{ended.returncode}"))
-    if isinstance(answer, str):
-        raise NotApplicable(answer)
-    return float(answer)
+    batch = Batch(*map(np.asarray, subject.batch[:3]))
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        arguments = subject.config, subject.tokenizers.sizes, subject.modules, batch
+        return pool.submit(_compare_devices, *arguments).result()
 
 
 def _small_mesh(mesh: MeshConfig) -> MeshConfig:
@@ -298,21 +265,28 @@ def _small_mesh(mesh: MeshConfig) -> MeshConfig:
     return MeshConfig(data=1 if alone else 2, **sizes)
 
 
-def _compare_devices(values: dict[str, Any]) -> float | str:
-    """Returns `mesh_error` in a process with several devices, or why the mesh is not possible."""
+def _compare_devices(
+    config: Config, sizes: tuple[int, int], modules: Sequence[str], batch: Batch
+) -> float:
+    """Returns `mesh_error` in a new process. NotApplicable: the mesh is not possible."""
+    mesh = _small_mesh(config.mesh)
+    os.environ.pop("XLA_FLAGS", None)  # which may ask for another number of devices
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", mesh.data * mesh.fsdp * mesh.tensor)
     search_current_folder()
-    for module in values["modules"]:
+    for module in modules:
         import_module("--import", module)
-    config, sizes = from_json(values["config"]), (values["sizes"][0], values["sizes"][1])
-    batch = Batch(*(np.asarray(side, np.int32) for side in values["batch"]))
-    one, mesh = _on_one_device(config, sizes), _small_mesh(config.mesh)
+    one = _on_one_device(config, sizes)
     changed = replace(one.config, execution=config.execution, mesh=mesh)
     try:
         check_config(changed)
         other = prepare_step(changed, sizes, make_mesh(mesh))
     except UserError as error:
-        return str(error)
-    return step_error(one, other, random_params(one.model), batch)
+        raise NotApplicable(str(error)) from None
+    try:
+        return oracles.step_error(one, other, oracles.random_params(one.model), batch)
+    except Exception as error:  # which may be one that cannot be sent to the other process
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
 def resuming_error(subject: Subject) -> float:
@@ -329,7 +303,7 @@ def resuming_error(subject: Subject) -> float:
     whole = state_after("whole", 4)
     state_after("stopped", 2)
     pairs = zip(whole, state_after("stopped", 4), strict=True)
-    return largest(np.abs(np.subtract(a, b, dtype=np.float64)) for a, b in pairs)
+    return oracles.largest(np.abs(np.subtract(a, b, dtype=np.float64)) for a, b in pairs)
 
 
 def round_trip_error(subject: Subject) -> float:
@@ -349,9 +323,9 @@ def _of_model(compare: Callable[[Model, Params, Batch], float]) -> Callable[[Sub
 
 
 CHECKS: dict[str, tuple[Callable[[Subject], float], Limits]] = {
-    "decoding with caches": (_of_model(decoding_error), LOGITS),
-    "what positions see": (_of_model(visibility), EXACT),
-    "padding": (_of_model(padding_error), LOGITS),
+    "decoding with caches": (_of_model(oracles.decoding_error), LOGITS),
+    "what positions see": (_of_model(oracles.visibility), EXACT),
+    "padding": (_of_model(oracles.padding_error), LOGITS),
     "packing": (packing_error, LOGITS),
     "accumulation": (accumulation_error, GRADIENTS),
     "several devices": (mesh_error, GRADIENTS),
@@ -359,7 +333,3 @@ CHECKS: dict[str, tuple[Callable[[Subject], float], Limits]] = {
     "tokenizing": (round_trip_error, EXACT),
 }
 """What `check` compares, by name, and how far it may differ."""
-
-
-if __name__ == "__main__":
-    print(json.dumps(_compare_devices(json.load(sys.stdin))))

@@ -94,9 +94,8 @@ def decode_steps(
 
     def join(begun: Array, ended: Array) -> Array:
         missing = ended.shape[-1] - begun.shape[-1]  # in weights of a shorter state
-        return jnp.concatenate(
-            [jnp.pad(begun, (*[(0, 0)] * (begun.ndim - 1), (0, missing))), ended]
-        )
+        widths = [(0, 0)] * (begun.ndim - 1) + [(0, missing)]
+        return jnp.concatenate([jnp.pad(begun, widths), ended])
 
     logits, weights = decode(params, source, targets)
     return jnp.moveaxis(logits, 0, 2), weights

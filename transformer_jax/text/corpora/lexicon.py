@@ -130,8 +130,6 @@ PRONOUNS = [Phrase(Words(*words), kind, "person") for *words, kind in _DATA["pro
 DETERMINERS = [Determiner(**determiner) for determiner in _DATA["determiners"]]
 PREPOSITIONS: dict[str, list[list[str]]] = _DATA["prepositions"]
 """By the sense of the phrase: the words in both languages, and the case that follows."""
-TIMES = {
-    tense: [Words(*words) for words in times.items()] for tense, times in _DATA["times"].items()
-}
+TIMES = {tense: [Words(*pair) for pair in pairs.items()] for tense, pairs in _DATA["times"].items()}
 """By tense."""
 CONJUNCTIONS = [Words(*words) for words in _DATA["conjunctions"].items()]
