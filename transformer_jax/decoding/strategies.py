@@ -14,7 +14,7 @@ from jaxtyping import Array
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding import beam, ensemble, processors, search
 from transformer_jax.decoding.processors import LengthPenalty, Processor, Sentences
-from transformer_jax.models.parameter_paths import has_target_rows, map_with_paths
+from transformer_jax.models.parameter_paths import map_with_paths, vocabulary_side
 from transformer_jax.models.quantization import dequantize
 from transformer_jax.models.transformer import Model
 from transformer_jax.special_ids import BOS, EOS, PAD
@@ -162,9 +162,11 @@ def _make_step(
     if candidates is None or allowed is None:
         return ensemble.make_step(models, params)
     sizes = dict.fromkeys(("source_vocabulary", "target_vocabulary"), candidates.shape[0])
-    rows = partial(
-        map_with_paths, lambda path, leaf: leaf[candidates] if has_target_rows(path) else leaf
-    )
+
+    def take(path: str, leaf: Array) -> Array:
+        return leaf[candidates] if vocabulary_side(path) == "target" else leaf
+
+    rows = partial(map_with_paths, take)
     step = ensemble.make_step([model.clone(**sizes) for model in models], [*map(rows, params)])
 
     def among_candidates(ids: Array, state: Any, index: Array) -> Any:

@@ -123,11 +123,6 @@ def dimension_names(path: str) -> tuple[str, ...]:
     return next((names for pattern, names in DIMENSIONS.items() if end.match(pattern)), ())
 
 
-def has_target_rows(path: str) -> bool:
-    """Returns whether a parameter has a row for each target id, by which logits are computed."""
-    return path in ("target_embedding/embedding", "output", "output_bias")
-
-
 def is_matrix(path: str) -> bool:
     """Returns whether a parameter is a weight matrix, not a bias (even of heads) or a scale."""
     return path.rpartition("/")[2] not in ("bias", "scale", "output_bias")

@@ -203,13 +203,14 @@ def _uniforms(key: str) -> Iterator[float]:
 
 def without_prefix(model: bytes) -> bytes:
     """Returns a model that keeps the spaces of a text, and adds none at its beginning."""
-    proto = _parse(model)
+    proto = parse(model)
     proto.normalizer_spec.add_dummy_prefix = False
     proto.normalizer_spec.remove_extra_whitespaces = False
     return proto.SerializeToString()
 
 
-def _parse(model: bytes) -> Any:
+def parse(model: bytes) -> Any:
+    """Returns a SentencePiece model as a message of protocol buffers."""
     # Its classes are made when it is imported, unknown to type checkers.
     module: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
     return module.ModelProto.FromString(model)
@@ -217,6 +218,6 @@ def _parse(model: bytes) -> Any:
 
 def read(model: bytes) -> tuple[int, list[Piece]]:
     """Returns the type of a SentencePiece model, and its pieces."""
-    proto = _parse(model)
+    proto = parse(model)
     pieces = [Piece(piece.piece, piece.score, piece.type) for piece in proto.pieces]
     return proto.trainer_spec.model_type, pieces
