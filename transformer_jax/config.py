@@ -532,6 +532,10 @@ class DecodeConfig(_Section):
     early_stopping: bool = _changeable(False)
     """Whether beam search stops once `beam` hypotheses have ended, as in most toolkits; otherwise
     once no other can be among the n best."""
+    lookahead: bool = _changeable(True)
+    """Whether that counts what the others can become when they are longer; otherwise the search
+    ends once `beam` hypotheses have ended that none beats as it is, as in Hugging Face's
+    transformers."""
     sample: bool = _changeable(False)
     """Whether to draw tokens at random instead of searching for the best."""
     temperature: float = _changeable(1.0)

@@ -740,7 +740,7 @@ def test_inspection_says_what_a_run_takes(
     for word in ("parameters", "of slots filled", "temporaries, MiB (estimated)"):
         assert word in text
     assert re.search(r"^model       layers=1  d_model=16  .*d_ff=32  .*$", text, re.M)
-    assert "\nexport      int8, stablehlo, ctranslate2\n" in text
+    assert "\nexport      int8, stablehlo, ctranslate2, huggingface\n" in text
     assert "source text: 1." in text
     assert "training text: 150 pairs read, of which" in text
     assert "sources are in the training text, too" in text

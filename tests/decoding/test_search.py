@@ -129,9 +129,16 @@ def sequences(sentence: int, length: int) -> list[Scored]:
 
 
 def simple_beam(
-    sentence: int, beams: int, length: int, name: str, most: int | None = None
+    sentence: int,
+    beams: int,
+    length: int,
+    name: str,
+    most: int | None = None,
+    lookahead: bool = True,
 ) -> list[Scored]:
-    """Beam search over lists, which stops once `most` hypotheses have ended, or never early."""
+    """Beam search over lists, which stops once `most` hypotheses have ended, or never early.
+
+    Without lookahead it stops once `beams` have ended that none beats as it is."""
     alive, ended = [Scored(0.0, ())], []
     for position in range(length):
         grown = [g for hypothesis in alive for g in grow(sentence, hypothesis)]
@@ -140,6 +147,9 @@ def simple_beam(
         ended += [g for i, g in enumerate(grown) if last or (g.ids[-1] == EOS and i < beams)]
         alive = [g for g in grown if g.ids[-1] != EOS][:beams]
         if most is not None and len(ended) >= most:
+            break
+        best = normalized([*ended, *alive[:1]], name)[: beams + 1]
+        if not lookahead and len(best) > beams and best[-1].ids == alive[0].ids:
             break
     return normalized(ended, name)[:beams]
 
@@ -199,6 +209,18 @@ def test_a_search_that_takes_the_first_hypotheses(count: int) -> None:
         assert_found(outputs, row, hypotheses)
     whole = search("mean", 3, 12, sentences, lengths, never)
     assert np.any(outputs.ids[:, 0] != whole.ids[:, 0])
+
+
+def test_a_search_without_lookahead_stops_where_none_is_better_as_it_is() -> None:
+    sentences, lengths = range(40), [12, 5] * 20
+    strategy, limits = beam_search(3, final(3), lookahead=False), jnp.asarray(lengths, jnp.int32)
+    state, common = start(sentences, 3), rules(12, "mean")
+    outputs = searches.search(strategy, table_step, state, Sentences(limits), common)
+    for row, (sentence, length) in enumerate(zip(sentences, lengths, strict=True)):
+        assert_found(outputs, row, simple_beam(sentence, 3, length, "mean", lookahead=False))
+    for stop in (never, early_stopping(3)):
+        others = search("mean", 3, 12, sentences, lengths, stop)
+        assert np.any(outputs.ids != others.ids)
 
 
 def test_greedy_takes_the_likeliest_word_and_is_a_beam_of_one() -> None:

@@ -232,7 +232,9 @@ def test_what_ctranslate2_lacks_is_refused(
         export(with_model(finished, config), 1, {}, tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
     reason = message.partition(": ")[0]
-    assert describe_formats(config) == f"int8, stablehlo; ctranslate2: no ({reason})"
+    assert describe_formats(config) == (
+        f"int8, stablehlo; ctranslate2: no ({reason}); huggingface: no ({reason})"
+    )
 
 
 def test_the_command_offers_all_formats() -> None:

@@ -284,7 +284,7 @@ class Average(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Import(Options):
-    """Make a run of a model that was trained elsewhere, with Marian or for Firefox.
+    """Make a run of a model that was trained elsewhere: of Marian, Firefox or Hugging Face.
 
     transformer-jax import downloads/enpt --run=runs/enpt
     """
@@ -308,8 +308,8 @@ class Export(ModelOptions):
 
     run: Annotated[str, arg(metavar="PATH")]
     """Folder of the run."""
-    format: Literal["ctranslate2", "int8", "stablehlo"]
-    """CTranslate2's folder, a run, or programs."""
+    format: Literal["ctranslate2", "huggingface", "int8", "stablehlo"]
+    """A folder of CTranslate2 or of transformers (MarianMT), a run, or programs."""
     out: Annotated[str, arg(metavar="PATH")]
     """Folder to write, which must not exist."""
     step: Annotated[int | None, arg(metavar="N")] = None

@@ -12,7 +12,7 @@ from transformer_jax.config import (
     describe,
 )
 from transformer_jax.errors import UserError
-from transformer_jax.interop import marian
+from transformer_jax.interop import huggingface, marian
 from transformer_jax.interop.imported import digests
 from transformer_jax.models.make import check_model, count_parameters
 from transformer_jax.runs import run as runs
@@ -25,7 +25,7 @@ def run(options: Import) -> None:
     source = Path(options.source)
     if not source.exists():
         raise UserError(f"{source}: no such file or folder")
-    read = marian.load
+    read = huggingface.load if (source / "config.json").is_file() else marian.load
     imported = read(source)
     sizes = imported.tokenizers.sizes
     config = Config(

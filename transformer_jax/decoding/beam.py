@@ -107,7 +107,9 @@ UNCONSTRAINED = Constraints(
 )
 
 
-def beam_search(beams: int, stop: Stop, constraints: Constraints = UNCONSTRAINED) -> Strategy:
+def beam_search(
+    beams: int, stop: Stop, constraints: Constraints = UNCONSTRAINED, *, lookahead: bool = True
+) -> Strategy:
     """Returns the search of the `beams` best ended hypotheses that a beam of this size finds.
 
     At each position the 2 K best extensions of K live hypotheses are candidates. Of the first K,
@@ -117,6 +119,9 @@ def beam_search(beams: int, stop: Stop, constraints: Constraints = UNCONSTRAINED
 
     Constraints may add candidates and choose those that stay. A hypothesis then ends once it meets
     them. One that is truncated may need more; any that needs less is preferred to it.
+
+    lookahead: whether `stop` is given a bound of what live hypotheses become; otherwise the rank
+    that the best one would have if it ended as it is.
     """
 
     def start(sentences: Sentences, rules: Rules) -> Beam:
@@ -146,7 +151,10 @@ def beam_search(beams: int, stop: Stop, constraints: Constraints = UNCONSTRAINED
         kept = constraints.keep(scores, met, sentences, beams)
         live = take_beams(candidates._replace(scores=scores), kept)
         state = reorder(state, take_beams(parents, kept))
-        bound = _bound(jnp.max(live.scores, axis=1), index + 2, sentences, rules.length_penalty)
+        best = jnp.max(live.scores, axis=1)
+        bound = _bound(best, index + 2, sentences, rules.length_penalty)
+        if not lookahead:
+            bound = rules.length_penalty(best, (index + 1).astype(jnp.float32))
         done = done | at_limit[:, 0] | stop(ended.ranks, bound)
         return Progress(index + 1, done, sentences, Beam(live, ended, take_beams(met, kept)), state)
 

@@ -49,9 +49,11 @@ def choose_strategy(config: DecodeConfig, *, phrases: bool = False) -> search.St
         return search.sample(config.n_best)
     if config.beam == 1 and not phrases:
         return search.greedy()
+    count = config.n_best if config.lookahead else config.beam
     early = config.early_stopping
-    stop = beam.early_stopping(config.beam) if early else beam.optimal_stopping(config.n_best)
-    return beam.beam_search(config.beam, stop, beam.PHRASES if phrases else beam.UNCONSTRAINED)
+    stop = beam.early_stopping(config.beam) if early else beam.optimal_stopping(count)
+    constraints = beam.PHRASES if phrases else beam.UNCONSTRAINED
+    return beam.beam_search(config.beam, stop, constraints, lookahead=config.lookahead)
 
 
 def choose_processors(config: DecodeConfig, suppressed: Sequence[int] = ()) -> list[Processor]:

@@ -1,6 +1,8 @@
 """Converts named arrays, such as the state dictionary of another framework, to parameters."""
 
 from collections.abc import Callable, Mapping
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,8 @@ def params_from_arrays(
     """Returns `arrays` as parameters with the structure, shapes and types of `like`.
 
     their_name: maps the name of a parameter, such as "encoder/layers_0/ffn/in/kernel", to its name
-    in `arrays`. An array may have another shape with the same number of elements, since heads are a
-    dimension of their own here. UserError: an array is missing, of another size, or used by no
-    parameter.
+    in `arrays`. An array may have one dimension in place of several, since heads are a dimension of
+    their own here. UserError: an array is missing, of another shape, or used by no parameter.
     """
     unused = set(arrays)
 
@@ -28,7 +29,8 @@ def params_from_arrays(
             raise UserError(f"{theirs}: no such array; it should hold the parameter {ours}")
         unused.discard(theirs)
         array = np.asarray(arrays[theirs])
-        if array.size != wanted.size:
+        sizes = {1, *accumulate(wanted.shape, mul)}  # those of the first dimensions
+        if array.size != wanted.size or not sizes.issuperset(accumulate(array.shape, mul)):
             raise UserError(
                 f"{theirs}: has the shape {array.shape}; must be {wanted.shape} for {ours}"
             )

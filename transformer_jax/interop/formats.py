@@ -5,7 +5,7 @@ from typing import Protocol
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
-from transformer_jax.interop import ctranslate2, int8, stablehlo
+from transformer_jax.interop import ctranslate2, huggingface_export, int8, stablehlo
 from transformer_jax.runs.run import Run
 from transformer_jax.types import Params
 
@@ -23,7 +23,12 @@ class Format(Protocol):
         """
 
 
-FORMATS: dict[str, Format] = {"int8": int8, "stablehlo": stablehlo, "ctranslate2": ctranslate2}
+FORMATS: dict[str, Format] = {
+    "int8": int8,
+    "stablehlo": stablehlo,
+    "ctranslate2": ctranslate2,
+    "huggingface": huggingface_export,
+}
 """The formats by their names on the command line, where `Export.format` lists them, too."""
 
 

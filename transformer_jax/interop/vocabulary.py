@@ -17,10 +17,10 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 _BPE = 2
 """Types of pieces and of models in SentencePiece's file format."""
 
-_LANGUAGE = re.compile(">>.+<<")
+LANGUAGE = re.compile(">>.+<<")
 """A piece at the beginning of a source that names the language to translate into."""
 
-_EOS, _UNK, _PAD = "</s>", "<unk>", "<pad>"
+_BOS, _EOS, _UNK, _PAD = "<s>", "</s>", "<unk>", "<pad>"
 
 
 class Vocabulary(NamedTuple):
@@ -73,11 +73,14 @@ def numbered(models: Sequence[bytes], ids: Any) -> list[Vocabulary]:
     if missing := {_EOS, _UNK} - {*ids}:
         raise UserError(f"has no piece {min(missing)}")
     names = dict.fromkeys(sorted(ids, key=ids.__getitem__))
+    languages = {f"▁{name}" for name in names if LANGUAGE.fullmatch(name)}
     for model in models:
         Tokenizer(model)  # checks it
         pieces = read(model)[1]
         names |= dict.fromkeys(
-            each.text for each in pieces if each.kind not in (_UNKNOWN, _CONTROL)
+            each.text
+            for each in pieces
+            if each.kind not in (_UNKNOWN, _CONTROL) and each.text not in languages
         )
     return [Vocabulary(_with_pieces(model, [*names]), len(ids)) for model in models]
 
@@ -93,14 +96,14 @@ def _with_pieces(model: bytes, names: Sequence[str]) -> Tokenizer:
     pieces = []
     for name in names:
         kind, text = _UNUSED, name
-        if name in (_EOS, _PAD, _UNK):
+        if name in (_BOS, _EOS, _PAD, _UNK):
             kind = _UNKNOWN if name == _UNK else _CONTROL
-        elif _LANGUAGE.fullmatch(name):
+        elif LANGUAGE.fullmatch(name):
             kind, text = _USER_DEFINED, f"▁{name}"
         new = module.ModelProto.SentencePiece(piece=text, score=unused, type=kind)
         pieces.append(old.get(name, new))
     spec = proto.trainer_spec
-    spec.eos_piece, spec.unk_piece, spec.pad_piece = _EOS, _UNK, _PAD
+    spec.bos_piece, spec.eos_piece, spec.unk_piece, spec.pad_piece = _BOS, _EOS, _UNK, _PAD
     spec.vocab_size = len(pieces)
     del proto.pieces[:]
     proto.pieces.extend(pieces)
