@@ -30,7 +30,7 @@ def run(options: Import) -> None:
     sizes = imported.tokenizers.sizes
     config = Config(
         model=imported.model,
-        tokenizer=TokenizerConfig(joint=imported.model.tied == "all", vocabulary=max(sizes)),
+        tokenizer=TokenizerConfig(joint=imported.model.tied == "all", vocabulary=max(*sizes, 261)),
         data=DataConfig(dev=()),
         # To continue with, if no other config is named. Label smoothing would first undo what a
         # model has learned without it.
