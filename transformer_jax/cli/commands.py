@@ -58,10 +58,9 @@ class ProcessOptions(Options):
 @dataclass(frozen=True, kw_only=True)
 class Train(ProcessOptions, ModelOptions):
     """Train a model, or continue the run that is in the folder.
+    Any field of the config can follow: --config.model.layers=4 (all of them: --help-config).
 
     transformer-jax train --config=configs/quickstart.py --run=runs/quickstart
-
-    Any field of the config can follow: --config.model.layers=4 (all of them: --help-config).
     """
 
     takes_config = True
@@ -72,14 +71,18 @@ class Train(ProcessOptions, ModelOptions):
     """Refuse to continue a run."""
     init_from: Annotated[str | None, arg(metavar="RUN")] = None
     """Run whose parameters to start with."""
-    from_card: Annotated[str | None, arg(metavar="FILE")] = None
-    """Result whose run to train again; FILE#ROW: that of a row of a study."""
+    from_card: Annotated[str | None, several("FILE")] = None
+    """Result whose run to train again; FILE#ROW: of a row."""
     any_versions: bool = False
     """Accept other versions than the card's."""
     profile: int = 0
     """Number of steps to trace into RUN/profile."""
     tensorboard: bool = False
-    """Write events into RUN/tensorboard, now and later."""
+    """Write events into RUN/tensorboard."""
+    reporter: Annotated[str | None, several("NAME")] = None
+    """Function MODULE:FUNCTION to call with each record."""
+    metric: Annotated[str | None, several("NAME")] = None
+    """Function MODULE:FUNCTION that scores in place of BLEU."""
 
     def execute(self, config: ConfigArguments) -> None:
         from transformer_jax.cli import train
