@@ -489,14 +489,22 @@ class TrainConfig(_Section):
     """Minutes of training after which to stop, including those before an interruption."""
     patience: int | None = _changeable(None)
     """Number of evaluations without a better score after which to stop; needs data.dev."""
-    best: Literal["bleu", "loss"] = "bleu"
-    """Score on the first development corpus that selects the best checkpoint; BLEU is that of
-    greedy search. Of equal scores, the one with the lower loss is better."""
+    best: str = "bleu"
+    """Score on the first development corpus that selects the best checkpoint: bleu or chrf (of
+    greedy search), loss, or the name of the function of `train --metric`, which sets this field. Of
+    equal scores, the one with the lower loss is better."""
     tokenize: BleuTokenizer = "13a"
     """sacreBLEU's tokenizer for BLEU, in training and in `evaluate`: zh or char for languages
     without spaces; ja-mecab and ko-mecab need packages (sacrebleu[ja], sacrebleu[ko])."""
     evaluate_every: int = _changeable(500)
     """Number of steps between evaluations."""
+    decode_every: int | None = _changeable(1)
+    """Number of evaluations of which one also translates; so does the one at train.steps, and one
+    that is made because training ends earlier. Unless best is loss, the others count for neither
+    best nor patience. None: none translates, which needs best=loss."""
+    dev_lines: int | None = None
+    """Number of lines of each development corpus, the first ones, that are translated in training;
+    None: all. The loss is that of all lines."""
     save_every: int = _changeable(500)
     """Number of steps between checkpoints."""
     log_every: int = _changeable(20)
@@ -510,7 +518,9 @@ class TrainConfig(_Section):
     def _validate(self) -> None:
         self._require_positive("steps", "epochs", "minutes", "patience")
         self._require_positive("evaluate_every", "save_every", "log_every", "keep")
-        self._require_positive("max_skipped")
+        self._require_positive("max_skipped", "decode_every", "dev_lines")
+        decodes = self.decode_every is not None or self.best == "loss"
+        self._require(decodes, "decode_every", f"a number where train.best={self.best!r}, not loss")
         if self.steps is None and self.epochs is None and self.minutes is None:
             raise UserError("train.steps=None: set train.steps, train.epochs or train.minutes")
 

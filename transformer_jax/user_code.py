@@ -38,8 +38,8 @@ def import_module(option: str, name: str) -> ModuleType:
 def load_function(option: str, name: str) -> Callable[..., Any]:
     """Returns the function MODULE:FUNCTION that was given as `option`.
 
-    An exception that the function raises becomes a UserError that names `option`. UserError: there
-    is no such function.
+    It has the name FUNCTION, and an exception that it raises becomes a UserError that names
+    `option`. UserError: there is no such function.
     """
     _, colon, attribute = name.partition(":")
     if not colon:
@@ -64,4 +64,5 @@ def _naming_errors(option: str, name: str, function: Callable[..., Any]) -> Call
             first = next(iter(str(error).splitlines()), "")
             raise UserError(f"{option} {name!r}: {type(error).__name__}: {first}") from error
 
+    call.__name__ = name.partition(":")[2]  # that of an object is another
     return call

@@ -1,6 +1,7 @@
 """The command line: what a user types, sees, and reads when something is wrong."""
 
 import gzip
+import importlib
 import importlib.util
 import io
 import json
@@ -34,6 +35,7 @@ from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.training import planning, trainer
+from transformer_jax.training.reporters import read_metrics
 
 ROOT = Path(__file__).parents[2]
 
@@ -127,6 +129,49 @@ def test_training_from_the_command_line(
     assert checkpoint.steps(folder / "checkpoints") == [4]
 
 
+OWN = """
+CALLS = []
+
+def falling(sources, outputs, references):
+    CALLS.append(outputs)
+    return 100 - len(CALLS)
+
+def report(record):
+    raise OSError("no network")
+"""
+"""A module with a user's metric, whose first value is the best, and a reporter, which fails."""
+
+
+def test_training_with_a_metric_and_a_reporter_of_ones_own(
+    tiny_config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They are found in the current folder. The run continues with this metric only."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    every = {"evaluate_every": 1, "save_every": 1, "steps": 2}
+    write_config(changed(tiny_config, train=every), Path("c.py"))
+    metric = "--metric=own:falling"
+    main(["train", "--config=c.py", "--run=r", metric, "--reporter=own:report"])
+    (warning,) = caplog.messages
+    assert "--reporter 'own:report': OSError: no network; training goes on" in warning
+    assert "falling 97" in capsys.readouterr().err
+    assert len(importlib.import_module("own").CALLS) == 3  # the first call is a check
+    again = ["train", "--run=r", "--config.train.steps=3"]
+    needs = "one of bleu, chrf, loss; a metric of your own needs --metric MODULE:falling"
+    assert f"train.best='falling': must be {needs}" in error_line(again, capsys)
+    other = [*again, "--metric=math:fsum"]
+    assert "train.best: 'falling' -> 'fsum'" in error_line(other, capsys)
+    main([*again, metric])
+    records = [record for record in read_metrics(Path("r/metrics.jsonl")) if "sets" in record]
+    (name,) = tiny_config.data.dev
+    assert [record["sets"][name]["falling"] for record in records] == [98, 97, 95]
+    assert [record["best"] for record in records] == [True, False, False]
+
+
 @pytest.mark.parametrize("chosen", [False, True])
 def test_tensorboard_stays_with_the_run(
     chosen: bool,
@@ -201,6 +246,14 @@ BAD_TRAINING = {
     "optimizer.frozen='norm': matches no": ["--config.optimizer.frozen", "encoder", "norm"],
     "--profile=-1: must be at least 0": ["--profile=-1"],
     "model.decoder_start_id=5000: must be below the": ["--config.model.decoder-start-id=5000"],
+    "train.decode_every=0: must be above 0": ["--config.train.decode-every=0"],
+    "every=None: must be a number where train.best='bleu'": ["--config.train.decode-every=None"],
+    "train.dev_lines=0: must be above 0": ["--config.train.dev-lines=0"],
+    "--metric zip: returns <zip object at": ["--metric=builtins:zip"],
+    "--metric 'math:fsum': TypeError:": ["--metric=math:fsum"],
+    "--metric zip: needs a development corpus": ["--metric=builtins:zip", "--config.data.dev"],
+    "--metric 'no_such:comet': cannot be imported": ["--metric=no_such:comet"],
+    "--reporter 'math:report': cannot be imported": ["--reporter=math:report"],
 }
 
 

@@ -74,7 +74,7 @@ def test_metrics_tell_what_happened(finished: run.Run) -> None:
     evaluations = [r for r in records if r["kind"] == "evaluation"]
     assert [r["step"] for r in evaluations] == [6, 12]
     scores = next(iter(evaluations[0]["sets"].values()))
-    assert scores.keys() == {"loss", "perplexity", "bleu"}
+    assert scores.keys() == {"loss", "perplexity", "bleu", "chrf"}
     assert len(evaluations[0]["samples"]) == 3
 
 

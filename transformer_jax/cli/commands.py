@@ -64,10 +64,9 @@ class ProcessOptions(Options):
 @dataclass(frozen=True, kw_only=True)
 class Train(ProcessOptions, ModelOptions):
     """Train a model, or continue the run that is in the folder.
+    Any field of the config can follow: --config.model.layers=4 (all of them: --help-config).
 
     transformer-jax train --config=configs/quickstart.py --run=runs/quickstart
-
-    Any field of the config can follow: --config.model.layers=4 (all of them: --help-config).
     """
 
     function = "train:run"
@@ -83,14 +82,18 @@ class Train(ProcessOptions, ModelOptions):
     """Which of them, such as encoder; default: all."""
     new_vocabulary: bool = False
     """Make another tokenizer than its own."""
-    from_card: Annotated[str | None, arg(metavar="FILE")] = None
-    """Result whose run to train again; FILE#ROW: that of a row of a study."""
+    from_card: Annotated[str | None, several("FILE")] = None
+    """Result whose run to train again; FILE#ROW: of a row."""
     any_versions: bool = False
     """Accept other versions than the card's."""
     profile: int = 0
     """Number of steps to trace into RUN/profile."""
     tensorboard: bool = False
     """Write events into RUN/tensorboard."""
+    reporter: Annotated[str | None, several("NAME")] = None
+    """Function MODULE:FUNCTION to call with each record."""
+    metric: Annotated[str | None, several("NAME")] = None
+    """Function MODULE:FUNCTION that scores in place of BLEU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +135,7 @@ class Translate(SearchOptions):
     phrases: Annotated[str | None, arg(metavar="FILE")] = None
     """Phrases of each output, tabs between."""
     shortlist: Annotated[str | None, arg(metavar="FILE")] = None
-    """Target ids likely for each source id (lex.*.bin)."""
+    """Marian's likely targets: lex.*.bin."""
     truncate: bool = False
     """Cut lines too long for the model."""
     align: Annotated[tuple[str, ...], several("LAYER")] = ()
@@ -286,7 +289,7 @@ class Average(Options):
 class Import(Options):
     """Make a run of a model that was trained elsewhere: of Marian, Firefox or Hugging Face.
 
-    transformer-jax import downloads/enpt --run=runs/enpt
+    transformer-jax import --run=runs/enpt downloads/enpt
     """
 
     function = "import_model:run"

@@ -1,6 +1,8 @@
 """The command `train`."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Train
@@ -12,7 +14,8 @@ from transformer_jax.runs import card
 from transformer_jax.runs import run as runs
 from transformer_jax.runs.card import Card
 from transformer_jax.training import trainer
-from transformer_jax.training.reporters import Reporter, TensorBoard, Terminal
+from transformer_jax.training.reporters import Reporter, TensorBoard, Terminal, guarded
+from transformer_jax.user_code import load_function, search_current_folder
 
 
 def run(options: Train, arguments: ConfigArguments) -> None:
@@ -21,11 +24,14 @@ def run(options: Train, arguments: ConfigArguments) -> None:
     loaded = _load_card(options, arguments)
     config = _config(options, arguments, loaded)
     set_up(options, config)
+    metric = _user_function("--metric", options.metric)
+    reporter = _user_function("--reporter", options.reporter)
     with ExitStack() as stack:
         reporters: list[Reporter] = [stack.enter_context(Terminal())]
         events = find_path(options.run) / "tensorboard"
         if options.tensorboard or events.is_dir():  # of a run that has written some
             reporters.append(stack.enter_context(TensorBoard(events)))
+        reporters += [guarded(reporter)] if reporter else []
         trainer.train(
             config,
             options.run,
@@ -35,8 +41,20 @@ def run(options: Train, arguments: ConfigArguments) -> None:
             new_vocabulary=options.new_vocabulary,
             card=loaded,
             profile=options.profile,
+            metric=metric,
             reporters=reporters,
         )
+
+
+def _user_function(option: str, name: str | None) -> Callable[..., Any] | None:
+    """Returns the function MODULE:FUNCTION of an option, whose module may be in the current folder.
+
+    UserError: there is no such function.
+    """
+    if name is None:
+        return None
+    search_current_folder()
+    return load_function(option, name)
 
 
 def _load_card(options: Train, arguments: ConfigArguments) -> Card | None:

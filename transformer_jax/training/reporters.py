@@ -31,6 +31,24 @@ Record = dict[str, Any]
 Reporter = Callable[[Record], None]
 
 
+def guarded(reporter: Reporter) -> Reporter:
+    """Returns a reporter that calls `reporter` until it raises, and then warns and leaves it
+    out."""
+    failed = False
+
+    def call(record: Record) -> None:
+        nonlocal failed
+        if failed:
+            return
+        try:
+            reporter(record)
+        except Exception as error:  # the user's function may raise anything
+            failed = True
+            logger.warning("%s; training goes on without this reporter", printable(str(error)))
+
+    return call
+
+
 def report(reporters: Sequence[Reporter], kind: str, step: int, **values: Any) -> None:
     """Gives each reporter a record."""
     for reporter in reporters:
@@ -172,10 +190,10 @@ class TensorBoard:
             return
         with named(self._folder):
             for each in (*self._kept, record):
-                self._write(each["step"], _scalars(each))
+                self._write(each["step"], scalars(each))
         self._kept = []
 
-    def _write(self, step: int, scalars: Mapping[str, float]) -> None:
+    def _write(self, step: int, values: Mapping[str, int | float]) -> None:
         # Not by SummaryWriter, whose thread writes later and may end silently.
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.summary import scalar
@@ -189,14 +207,15 @@ class TensorBoard:
             start = proto.SessionLog(status=proto.SessionLog.START)
             event = proto.Event(wall_time=time.time(), step=self._first, session_log=start)
             self._writer.write_event(event)
-        for name, value in scalars.items():
+        for name, value in values.items():
             event = proto.Event(wall_time=time.time(), step=step, summary=scalar(name, value))
             self._writer.write_event(event)
         self._writer.flush()
 
 
-def _scalars(record: Record) -> dict[str, float]:
-    """Returns the numbers of a record by the names that they have in TensorBoard."""
+def scalars(record: Record) -> dict[str, int | float]:
+    """Returns the numbers of a record by the names that they have in TensorBoard, such as
+    "dev/bleu" for a score of the corpus dev."""
     flat = {name: value for name, value in record.items() if name != "step"}
     for name, scores in flat.pop("sets", {}).items():
         flat |= {f"{name}/{key}": value for key, value in scores.items()}

@@ -31,7 +31,7 @@ from transformer_jax.training.resume import (
 from transformer_jax.training.setup import Setup, check_config, set_up
 from transformer_jax.training.signals import StopRequest, end_by, stop_signals
 from transformer_jax.training.step import TrainState
-from transformer_jax.training.validation import DevScores
+from transformer_jax.training.validation import DevScores, Metric, check_metric, select_metric
 from transformer_jax.types import Key
 
 
@@ -45,6 +45,7 @@ def train(
     new_vocabulary: bool = False,
     card: Card | None = None,
     profile: int = 0,
+    metric: Metric | None = None,
     reporters: Sequence[Reporter] = (),
 ) -> Run:
     """Trains `config` in the run folder, or continues the run in it, and returns the run.
@@ -54,19 +55,23 @@ def train(
     init_parts: which of these parameters, named as in `OptimizerConfig.frozen`; none: all.
     new_vocabulary: makes the tokenizer that the config describes, and takes over the embeddings of
     pieces. card: of the run to train again, whose data must be the same. profile: number of steps
-    to trace into the run's folder `profile`. reporters: functions that are called with every
+    to trace into the run's folder `profile`. metric: scores translations in place of BLEU to select
+    the best checkpoint; its name becomes `train.best`. reporters: functions that are called with every
     record.
 
     After SIGINT or SIGTERM, finishes the step, or the compilation of a program, saves, and raises
     KeyboardInterrupt or SystemExit. A second signal ends the process at once.
     UserError: the input is wrong; nothing has been written.
     """
+    config = select_metric(config, metric)
     check_config(config)
     folder = find_path(folder)
     check_profile(profile, folder)
     options = {"init_from": init_from, "init_parts": init_parts, "new_vocabulary": new_vocabulary}
     start = plan_start(config, folder, new=new, card=card, **options)
     setup = set_up(config, start.tokenizers, start.corpora)
+    if metric is not None:
+        check_metric(metric, setup.dev.values())
     run = Run(folder, config, setup.tokenizers, start.provenance)
     init_key, key = jax.random.split(jax.random.key(config.train.seed))
     with lock.locked(folder), stop_signals() as stop:
@@ -77,7 +82,7 @@ def train(
             reporters = [metrics, *reporters] if is_coordinator() else []
             for text in (*start.describe(run, step), *origin, *setup.describe()):
                 report(reporters, "message", step, text=text)
-            trainer = Trainer(setup, run, checkpoints, metrics, reporters, stop)
+            trainer = Trainer(setup, run, checkpoints, metrics, reporters, stop, metric)
             trainer.run(state, progress, key, profile)
     if stop.agreed:
         end_by(stop.agreed)
@@ -100,13 +105,14 @@ class Trainer:
         metrics: MetricsFile,
         reporters: Sequence[Reporter],
         stop: StopRequest,
+        metric: Metric | None = None,
     ) -> None:
         self.setup, self.config, self.folder = setup, setup.config, run.folder
         self.checkpoints, self.metrics, self.stop = checkpoints, metrics, stop
         self.report = partial(report, reporters)
         self.update = setup.compile_update()
         self.ideal_seconds = ideal_seconds_fn(setup)
-        self.dev_scores = DevScores(setup, stop.cancelled)
+        self.dev_scores = DevScores(setup, stop.cancelled, metric)
         self._meetings = Meetings()
         self._unsaved = self._has_evaluated = False
 
@@ -189,15 +195,25 @@ class Trainer:
             self._save()  # the programs of the evaluation are compiled, which may take long
         self._has_evaluated = True
         with self.meter.paused():
-            scored = self.dev_scores(self.state.eval_params)
+            scored = self.dev_scores(self.state.eval_params, self._decodes())
         if scored is None:
             return False
         scores, samples = scored
-        first = next(iter(scores.values()))
-        # Not those that are made only because training ends.
-        progress.evaluations_since_best += step % self.config.train.evaluate_every == 0
-        score = first["bleu"] if self.config.train.best == "bleu" else -first["loss"]
-        better = progress.improve(score, first["loss"])
+        first, best = next(iter(scores.values())), self.config.train.best
+        score = -first["loss"] if best == "loss" else first.get(best)
+        if score is not None:
+            # Not those that are made only because training ends.
+            progress.evaluations_since_best += step % self.config.train.evaluate_every == 0
+        better = score is not None and progress.improve(score, first["loss"])
         progress.evaluated, self._unsaved = step, True
         self.report("evaluation", step, sets=scores, best=better, samples=samples)
         return better
+
+    def _decodes(self) -> bool:
+        """Returns whether an evaluation at this step translates: one that is due, or one that is
+        made because training ends."""
+        options, step = self.config.train, self.step
+        if options.decode_every is None:
+            return False
+        due = step % (options.evaluate_every * options.decode_every) == 0
+        return due or step % options.evaluate_every != 0 or step == options.steps

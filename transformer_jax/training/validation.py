@@ -1,8 +1,10 @@
 """Scores a model on corpora: loss, perplexity and the scores of its translations."""
 
+import contextlib
 import dataclasses
 import functools
 import math
+import reprlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -19,11 +21,17 @@ from transformer_jax.decoding.evaluation import bleu_metric, score, warn_of_unsp
 from transformer_jax.decoding.loop import Cancelled
 from transformer_jax.decoding.scoring import Scorer
 from transformer_jax.decoding.translator import Translator
+from transformer_jax.errors import UserError, printable
 from transformer_jax.models.quantization import dequantize
 from transformer_jax.models.transformer import Model
 from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.mesh import local_shard, shard_batch
-from transformer_jax.parallel.processes import require_same_everywhere
+from transformer_jax.parallel.processes import (
+    broadcast,
+    is_coordinator,
+    require_same_everywhere,
+    share_errors,
+)
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.training.setup import DevSet, Setup, load_dev_set
 from transformer_jax.training.step import eval_step, loss_fn
@@ -31,6 +39,63 @@ from transformer_jax.types import Batch, Params
 
 SAMPLES = 3
 """Number of translations of each corpus that are shown."""
+
+Metric = Callable[[Sequence[str], Sequence[str], Sequence[str]], float]
+"""A metric of the user's own: (sources, outputs, references) -> a number, higher is better."""
+
+SCORES = ("bleu", "chrf", "loss")
+"""The scores that select the best checkpoint without a metric of the user's own."""
+
+
+def select_metric(config: Config, metric: Metric | None) -> Config:
+    """Returns the config whose best checkpoint is selected by `metric`, if there is one.
+
+    UserError: its name is that of another score, or the config needs a metric that is not given.
+    """
+    best = config.train.best
+    if metric is None:
+        if best not in SCORES:
+            raise UserError(
+                f"train.best={best!r}: must be one of {', '.join(SCORES)}; a metric of your own "
+                f"needs --metric MODULE:{best}"
+            )
+        return config
+    if (name := metric_name(metric)) in (*SCORES, "perplexity"):
+        raise UserError(f"--metric {name}: is the name of another score; rename the function")
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, best=name))
+
+
+def check_metric(metric: Metric, dev: Iterable[DevSet]) -> None:
+    """Calls a metric with some references as translations. UserError: it returns no finite number,
+    or there is no corpus."""
+    part = next(iter(dev), None)
+    if part is None:
+        raise UserError(f"--metric {metric_name(metric)}: needs a development corpus (data.dev)")
+    sources, references = part.sources[:SAMPLES], part.references[:SAMPLES]
+    measure(metric, sources, references, references)
+
+
+def measure(
+    metric: Metric, sources: Sequence[str], outputs: Sequence[str], references: Sequence[str]
+) -> float:
+    """Returns the value of a metric, which the coordinator alone computes, in all processes.
+
+    UserError: it is not a finite number.
+    """
+    with share_errors():
+        value: Any = metric(sources, outputs, references) if is_coordinator() else 0.0
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if math.isfinite(number := float(value)):
+                return broadcast(number)
+        shown = printable(reprlib.repr(value))
+        raise UserError(
+            f"--metric {metric_name(metric)}: returns {shown}: must return a finite number"
+        )
+
+
+def metric_name(metric: Metric) -> str:
+    """Returns the name of a metric, under which its values are reported."""
+    return getattr(metric, "__name__", type(metric).__name__)
 
 
 def dev_loss_fn(
@@ -68,30 +133,45 @@ def dev_loss_fn(
 class DevScores:
     """Scores the development corpora of training, by loss and by greedy translation.
 
-    cancelled: is called now and then; once it returns True, scoring is given up.
+    cancelled: is called now and then; once it returns True, scoring is given up. metric: scores the
+    translations, too.
     """
 
-    def __init__(self, setup: Setup, cancelled: Callable[[], bool]) -> None:
-        config, self._dev = setup.config, setup.dev
-        self._tokenize = config.train.tokenize
+    def __init__(
+        self, setup: Setup, cancelled: Callable[[], bool], metric: Metric | None = None
+    ) -> None:
+        config, self._dev, self._metric = setup.config, setup.dev, metric
+        self._tokenize, self._lines = config.train.tokenize, config.train.dev_lines
         executor = config.execution.executor
         dev = self._dev.values()
         self.loss = dev_loss_fn(setup.model, config, setup.mesh, dev, executor, cancelled)
         greedy = dataclasses.replace(config, decode=DecodeConfig(beam=1))
         self.translator = Translator(greedy, setup.tokenizers, {}, setup.mesh, cancelled=cancelled)
 
-    def __call__(self, params: Params) -> tuple[dict[str, dict[str, float]], list[Any]] | None:
-        """Returns scores by corpus, and sample translations; None: scoring was given up."""
+    def __call__(
+        self, params: Params, decode: bool = True
+    ) -> tuple[dict[str, dict[str, float]], list[Any]] | None:
+        """Returns scores by corpus, and sample translations; None: scoring was given up.
+
+        decode: whether to translate; otherwise the scores are loss and perplexity.
+        """
         translator = self.translator.with_params(params)
         scores: dict[str, dict[str, float]] = {}
         samples: list[Any] = []
         try:
             for name, dev in self._dev.items():
-                losses = self.loss(params, dev.examples)
-                outputs = translator(dev.sources)
-                bleu = score(outputs, [dev.references], tokenize=self._tokenize)["bleu"]
-                scores[name] = losses | {"bleu": bleu}
-                samples += list(zip(dev.sources, outputs, dev.references, strict=True))[:SAMPLES]
+                scores[name] = self.loss(params, dev.examples)
+                if not decode:
+                    continue
+                sources, references = dev.sources[: self._lines], dev.references[: self._lines]
+                outputs = translator(sources)
+                scored = score(outputs, [references], tokenize=self._tokenize)
+                scores[name] |= {metric: scored[metric] for metric in ("bleu", "chrf")}
+                if metric := self._metric:
+                    scores[name][metric_name(metric)] = measure(
+                        metric, sources, outputs, references
+                    )
+                samples += list(zip(sources, outputs, references, strict=True))[:SAMPLES]
         except Cancelled:
             return None
         return scores, samples[:SAMPLES]
