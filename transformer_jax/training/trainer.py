@@ -56,8 +56,8 @@ def train(
     new_vocabulary: makes the tokenizer that the config describes, and takes over the embeddings of
     pieces. card: of the run to train again, whose data must be the same. profile: number of steps
     to trace into the run's folder `profile`. metric: scores translations in place of BLEU to select
-    the best checkpoint; its name becomes `train.best`. reporters: functions that are called with every
-    record.
+    the best checkpoint; its name becomes `train.best`. reporters: functions that are called with
+    every record.
 
     After SIGINT or SIGTERM, finishes the step, or the compilation of a program, saves, and raises
     KeyboardInterrupt or SystemExit. A second signal ends the process at once.
