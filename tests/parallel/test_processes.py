@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from common import error_line, wait_for
+from common import wait_for
 from object_store import Bucket
 
 from tools.common import config_file
@@ -405,28 +405,6 @@ def test_processes_end_together_after_the_minutes(tiny_config: Config, tmp_path:
     error = end(start(config, tmp_path / "run", "--processes=2"), 0)
     last = checkpoint.steps(run.load(tmp_path / "run").checkpoints)[-1]
     assert f"step {last}: reached train.minutes=0.05" in error
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--processes=0"], "--processes=0: must be at least 1"),
-        (["--processes=2", "--coordinator=a:1"], "--processes: starts its own coordinator; leave"),
-        (["--processes=2", "--process=0/2"], "--processes: starts its own coordinator; leave out"),
-        (["--coordinator=a"], "--coordinator=a: must be HOST:PORT or auto"),
-        (["--coordinator=a:1"], "--coordinator=a:1: needs --process=I/N, too"),
-        (["--process=0/2"], "--process=0/2: needs --coordinator=HOST:PORT"),
-        (["--coordinator=a:1", "--process=2/2"], "--process=2/2: must be I/N with I from 0 to"),
-        (["--coordinator=a:1", "--process=1"], "--process=1: must be I/N with I from 0 to N - 1"),
-    ],
-)
-def test_options_of_processes_are_checked(
-    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "run"
-    training = ["train", "--config=configs/quickstart.py", f"--run={folder}", *options]
-    assert message in error_line(training, capsys)
-    assert not folder.exists()
 
 
 def test_pmap_runs_in_one_process(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

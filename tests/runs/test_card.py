@@ -212,11 +212,3 @@ def test_files_without_a_card(
     (tmp_path / "x.json").write_text(text)
     line = error_line(["train", f"--from-card={tmp_path / 'x.json'}", "--run=r"], capsys)
     assert message in line
-
-
-def test_options_that_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
-    line = error_line(["train", "--from-card=x.json", "--config=c.py", "--run=r"], capsys)
-    assert line.endswith("--from-card: holds the config; leave out --config")
-    assert "needs --from-card" in error_line(["train", "--any-versions", "--run=r"], capsys)
-    line = error_line(["train", "--from-card=missing.json#a", "--run=r"], capsys)
-    assert line.endswith("card missing.json#a: No such file or directory")

@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from tools import attention_kinds
-from tools.scores import Data
 from transformer_jax.config import AttentionConfig, Config
 from transformer_jax.runs.run import Run
 from transformer_jax.training.setup import prepare
@@ -34,18 +32,3 @@ def test_a_baseline_makes_the_gradient_less_noisy(runs: dict[str, Run]) -> None:
     assert -7 < noise["hard"]["baseline"] < 0
     assert noise["hard"]["variance"] < 0.5 * noise["hard, baseline 0"]["variance"]
     assert attention_kinds.estimators(runs["gumbel"], batch, 16)["gumbel"]["variance"] > 0
-
-
-def test_weights_are_drawn_for_each_kind(
-    runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attention_kinds, "GRADIENTS", 2)
-    dev = runs["hard"].config.data.dev[0]
-    data = Data("", "{part}", dev=dev, test=dev)
-    rows = {label: attention_kinds.score(run, data)[0] for label, run in runs.items()}
-    assert rows["hard"]["validation_loss"] == rows["hard"]["evaluations"][-1]["loss"]
-    panels = attention_kinds.picture(rows).axes
-    assert [panel.get_title() for panel in panels] == ["hard", "gumbel"]
-    weights = np.asarray(panels[0].images[0].get_array())
-    np.testing.assert_allclose(weights.sum(axis=1), 1)
-    assert np.isin(weights, (0.0, 0.5, 1.0)).all()  # of two heads, each of which picks one
