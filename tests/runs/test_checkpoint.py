@@ -16,10 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from object_store import Bucket
 
 from transformer_jax.config import Config, OptimizerConfig
-from transformer_jax.files import AnyPath, files_below, find_path, json_digest
+from transformer_jax.files import AnyPath, files_below, json_digest
 from transformer_jax.parallel.mesh import make_mesh, replicate
 from transformer_jax.runs import checkpoint
 from transformer_jax.runs.checkpoint import Checkpoints
@@ -43,13 +42,6 @@ def make_state() -> TrainState:
     state = init_state(make_params(), optimizer, ema=0.9)
     _, opt_state = optimizer.update(make_params(2.0), state.opt_state, state.params)
     return state._replace(step=state.step + 1, opt_state=opt_state, ema=make_params(3.0))
-
-
-@pytest.fixture(params=["disk", "bucket"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path, bucket: Bucket) -> AnyPath:
-    """An empty folder on a disk or in object storage."""
-    bucket.objects.clear()
-    return tmp_path if request.param == "disk" else find_path("gs://bucket/runs/checkpoints")
 
 
 def save(folder: AnyPath, *steps: int, best: int = 0) -> None:
@@ -142,18 +134,18 @@ def test_arrays_may_be_donated_right_after_save(tmp_path: Path) -> None:
         assert weights["small"] == value
 
 
-def test_newest_and_best_are_kept(folder: AnyPath) -> None:
-    assert checkpoint.steps(folder) == []
+def test_newest_and_best_are_kept(place: AnyPath) -> None:
+    assert checkpoint.steps(place) == []
     trees = {"weights": {"x": jnp.arange(4.0)}}
-    with Checkpoints(folder, keep=2) as checkpoints:
-        assert checkpoint.best_step(folder) is None
+    with Checkpoints(place, keep=2) as checkpoints:
+        assert checkpoint.best_step(place) is None
         for step in range(1, 7):
             checkpoints.save(step, trees, {"position": step}, best=step in (1, 3))
-    assert checkpoint.steps(folder) == [3, 5, 6]
-    assert checkpoint.best_step(folder) == 3
-    assert sorted(path.name for path in folder.iterdir()) == ["00000003", "00000005", "00000006"]
-    assert checkpoint.progress(folder, 5) == {"position": 5}
-    assert same_bits(checkpoint.restore(folder, 5, "weights", trees["weights"]), trees["weights"])
+    assert checkpoint.steps(place) == [3, 5, 6]
+    assert checkpoint.best_step(place) == 3
+    assert sorted(path.name for path in place.iterdir()) == ["00000003", "00000005", "00000006"]
+    assert checkpoint.progress(place, 5) == {"position": 5}
+    assert same_bits(checkpoint.restore(place, 5, "weights", trees["weights"]), trees["weights"])
 
 
 def test_a_step_saved_again_takes_the_place_of_the_older_one(tmp_path: Path) -> None:
@@ -261,23 +253,22 @@ def test_other_devices(tmp_path: Path) -> None:
     assert same_bits(one, jax.tree.map(jnp.negative, make_params()))
 
 
-def test_any_flipped_bit_is_noticed(folder: AnyPath) -> None:
-    save(folder, 1)
+def test_any_flipped_bit_is_noticed(place: AnyPath) -> None:
+    save(place, 1)
     like = {"weights": make_params(), "training": {"step": jnp.array(1)}}
-    files = files_below(folder / "00000001")
+    files = files_below(place / "00000001")
     assert len(files) > 10
     for name, path in files.items():
         content = path.read_bytes()
-        place = len(content) * 2 // 3
-        flipped = bytes([content[place] ^ 4])
-        path.write_bytes(content[:place] + flipped + content[place + 1 :])
+        at = len(content) * 2 // 3
+        path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
         tree = "training" if name.startswith("training") else "weights"
         with pytest.raises(ValueError, match=r"checkpoint 1 in .*: ") as caught:
-            checkpoint.restore(folder, 1, tree, like[tree])
+            checkpoint.restore(place, 1, tree, like[tree])
         assert name in str(caught.value)
         assert "\n" not in str(caught.value)
         path.write_bytes(content)
-    assert same_bits(checkpoint.restore(folder, 1, "weights"), make_params())
+    assert same_bits(checkpoint.restore(place, 1, "weights"), make_params())
 
 
 def test_missing_and_added_files_are_named(tmp_path: Path) -> None:

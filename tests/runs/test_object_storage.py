@@ -118,22 +118,6 @@ def test_a_failed_save_is_one_line(folder: epath.Path, monkeypatch: pytest.Monke
     assert names(folder) == ["00000002.new1"]  # the failed write may continue for a while
 
 
-def test_a_run_that_cannot_be_made_leaves_nothing(folder: epath.Path, fixtures: Path) -> None:
-    old = run.load(fixtures / "run")
-
-    def full(checkpoints: AnyPath) -> None:
-        (checkpoints / "part").write_bytes(b"x")
-        raise OSError("Forbidden")
-
-    with pytest.raises(OSError, match="Forbidden"):
-        run.create(folder, old.config, old.tokenizers, {}, full)
-    assert not run.exists(folder)
-    assert files_below(folder) == {}
-    run.create(folder, old.config, old.tokenizers, {})
-    with pytest.raises(UserError, match=r"run gs://.* is not empty; name a new folder"):
-        run.create(folder, old.config, old.tokenizers, {})
-
-
 def test_a_run_is_made_in_a_folder_of_the_console(
     folder: epath.Path, bucket: Bucket, fixtures: Path
 ) -> None:
