@@ -177,26 +177,6 @@ def test_a_bad_command_is_one_line_and_writes_nothing(
     assert {path.name for path in tmp_path.iterdir()} == {"a.tsv", "config.py"}
 
 
-DEEP = "[" * 100_000 + "]" * 100_000
-LONG = "9" * 5000
-
-
-@pytest.mark.parametrize("text", [DEEP, LONG])
-@pytest.mark.parametrize("name", ["config.json", "manifest.json"])
-def test_json_that_cannot_be_parsed_is_error_line(
-    text: str, name: str, copied: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if name == "config.json":
-        stored = edit_config(copied, lambda config: config.update(here="HERE"))
-        (copied / name).write_text(stored.replace('"HERE"', text))
-    else:
-        for folder in (copied / "checkpoints").iterdir():
-            (folder / name).write_text(text)
-    error = error_line(["translate", f"--run={copied}", "--input=/dev/null"], capsys)
-    assert f"{name}" in error
-    assert "is damaged: not JSON that can be read" in error
-
-
 def test_control_characters_of_a_config_key_are_escaped(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -258,12 +258,6 @@ def test_every_merge_cannot_be_dropped() -> None:
     assert trained("unigram").decode(trained("unigram").sample(ids, 1.0)) == "Hund"
 
 
-def test_the_same_text_gives_the_same_model() -> None:
-    for kind in KINDS:
-        config = TokenizerConfig(kind=kind, vocabulary=400, symbols=("<ph>", "a b"))
-        assert tokenizer.train(iter(pairs()), config).source.model == trained(kind).model
-
-
 def test_a_joint_vocabulary_is_one_object_and_separate_ones_know_their_side() -> None:
     joint = tokenizer.train(pairs(), TokenizerConfig(vocabulary=300))
     assert joint.source is joint.target
