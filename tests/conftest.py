@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from object_store import Bucket
 
     from transformer_jax.config import Config
+    from transformer_jax.files import AnyPath
     from transformer_jax.runs.run import Run
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -81,6 +82,15 @@ def bucket() -> Iterator[Bucket]:
         yield served
     served.close()
     assert served.refused == []
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, bucket: Bucket) -> AnyPath:
+    """An empty folder on a disk or in object storage."""
+    from transformer_jax.files import find_path
+
+    bucket.objects.clear()
+    return tmp_path if request.param == "disk" else find_path("gs://bucket/runs/place")
 
 
 @pytest.fixture

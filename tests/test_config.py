@@ -1,7 +1,6 @@
 """The config: strict, validated, JSON in and out; every file in configs/ loads."""
 
 import json
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -32,18 +31,14 @@ CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_config_file_loads_and_survives_json(path: Path) -> None:
-    config = load_config_file(path)
-    assert from_json(json.loads(json.dumps(to_json(config)))) == config
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_a_config_of_the_package_is_found_by_its_name_anywhere(
+def test_every_config_file_is_found_by_its_name_anywhere_and_survives_json(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / path.stem).mkdir()  # such as the folder of a run
-    assert load_config_file(path.stem) == load_config_file(path)
+    config = load_config_file(path)
+    assert load_config_file(path.stem) == config
+    assert from_json(json.loads(json.dumps(to_json(config)))) == config
 
 
 @pytest.mark.parametrize("name", ["quickstat", "quickstart.", "x", "", ".."])
@@ -78,12 +73,10 @@ def test_a_description_holds_what_differs_from_the_defaults() -> None:
 
 BAD = [
     ({"model": {"layrs": 3}}, "model.layrs: unknown key; did you mean layers"),
-    ({"modl": {}}, "modl: unknown key; did you mean model"),
     ({"model": {"layers": "4"}}, "model.layers='4': must be a whole number"),
     ({"model": {"dropout": "a"}}, "model.dropout='a': must be a number"),
     ({"model": {"dropout": float("nan")}}, "model.dropout=nan: must be a finite number"),
     ({"model": {"dropout": 10**400}}, "model.dropout=10+: must be a finite number"),
-    ({"train": {"minutes": math.inf}}, "minutes=inf: must be a finite number"),
     ({"model": {"heads": 7}}, "model.heads=7: must be a divisor of model.d_model=512, such as 8"),
     ({"model": {"d_ff": -1}}, "model.d_ff=-1: must be above 0"),
     ({"model": {"dropout": 1.0}}, "model.dropout=1.0: must be at least 0 and below 1"),

@@ -83,7 +83,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-RARE = ("dot", "general", "location", "local-m, additive", "plain in one layer", "alibi")
+RARE = ("dot", "general", "location", "local-m, additive", "plain in one layer", "rotary", "alibi")
 RARE += ("gumbel", "one key head", "grouped, additive")
 """What differs little from another kind is tried by `make ci-long`."""
 

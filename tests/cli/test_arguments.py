@@ -74,47 +74,9 @@ def test_the_options_that_are_listed_are_those_that_are_accepted(
     assert {*options_of(kind), "--help"} == {*shown, *config, *short}
 
 
-def test_an_unknown_option_is_compared_with_those_that_there_are(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for command, given, nearest in (
-        ("train", "--imports=x", "--import"),
-        ("translate", "--n-bes=2", "--n-best"),
-        ("translate", "--penalti=gnmt", "--penalty"),
-        ("evaluate", "--alfa=1", "--alpha"),
-        ("bench attention", "--head-sizes=1", "--head-size"),
-    ):
-        error = error_line(
-            [*command.split(), *(["--run=r"] if command[0] != "b" else []), given], capsys
-        )
-        assert error.endswith(f"did you mean {nearest}?")
+def test_options_of_other_commands_are_not_proposed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--config" not in error_line(["average", "--run=r", "--out=o", "--xyzzy"], capsys)
     assert "--sources" not in error_line(["plot", "--output=o", "r", "--xyzzy"], capsys)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "train --config=C --run=r --config.data.train A --config.data.train B",
-        "train --config=C --run=r --config.data.max_ratio=2 --config.data.max-ratio=3",
-        "translate --run=r --output=a --output b",
-        "translate --run=r --n-best=2 --n_best=2",
-        "evaluate --run=r --data a --data b",
-        "train --config=C --run=r --run=s",
-        "attention --run=r -o a --output=b sentence",
-        "plot r -o a.svg -o b.svg",
-    ],
-)
-def test_an_option_that_is_given_again_is_refused(
-    arguments: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    given = arguments.replace("C", str(Path("configs/quickstart.py").resolve())).split()
-    monkeypatch.chdir(tmp_path)
-    assert ": given 2 times; give it once, with all its values" in error_line(given, capsys)
-    assert not [*tmp_path.iterdir()]
 
 
 def test_options_that_append_may_be_given_again() -> None:

@@ -43,31 +43,24 @@ def with_pairs(command: list[str], pairs: str) -> list[str]:
     return [*others, f"--pairs={pairs}"]
 
 
-def test_it_writes_pairs(
-    command: list[str], reverse: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_it_writes_pairs_and_continues_when_it_was_interrupted(
+    command: list[str],
+    reverse: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Lines that were left out are not translated again."""
     lines = ["rot grün", "", "  ", "klein\talt", "neu neu blau"]
     (tmp_path / "x.de").write_text("\n".join(lines) + "\n", "utf-8")
-    main([*command, f"--text={tmp_path / 'x.de'}"])
+    text, translate, firsts = f"--text={tmp_path / 'x.de'}", Translator.translate, []
+    main([*command, text])
     pairs = list(Corpus(f"{tmp_path / 'x.tsv'}").pairs())
     assert [target for _, target in pairs] == ["rot grün", "klein alt", "neu neu blau"]
     decode = replace(reverse.config.decode, min_length=1)
     sources = Translator.load(reverse.folder, decode=decode)([lines[0], *lines[3:]])
     assert [source for source, _ in pairs] == [source.text for source in sources]
     assert capsys.readouterr().err.endswith("3 pairs; 2 lines left out: blank, or so translated\n")
-
-
-def test_an_interrupted_text_is_continued(
-    command: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Lines that were left out are not translated again."""
-    lines = ["rot grün", "", "  ", "klein alt", "neu neu blau"]
-    (tmp_path / "x.de").write_text("\n".join(lines) + "\n", "utf-8")
-    text, translate, firsts = f"--text={tmp_path / 'x.de'}", Translator.translate, []
-    main([*command, text])
     whole = (tmp_path / "x.tsv").read_text("utf-8")
     (tmp_path / "x.tsv").unlink()
 
@@ -117,7 +110,6 @@ def test_another_language(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "empty; must hold at least one line of text"),
         (b"\n \n", "empty; must hold at least one line of text"),
         (
             "Старая книга лежит на столе.\n".encode(),
@@ -125,7 +117,7 @@ def test_another_language(
         ),
         (b"rot\n" * WINDOW + b"r\xffot\n", f"line {WINDOW + 1}, byte 2: 0xff is not UTF-8"),
     ],
-    ids=["empty", "blank", "language", "encoding"],
+    ids=["blank", "language", "encoding"],
 )
 def test_bad_text_writes_nothing(
     text: bytes,

@@ -11,7 +11,9 @@ import pytest
 from common import error_line
 from object_store import Bucket
 
+from tools.common import config_file
 from transformer_jax.cli.main import main
+from transformer_jax.config import Config
 from transformer_jax.runs import checkpoint
 from transformer_jax.runs.run import Run
 
@@ -49,33 +51,141 @@ def nothing_written(
     assert bucket.objects == objects
 
 
-DEEP = "[" * 100_000 + "]" * 100_000
-LONG = "9" * 5000
+AGAIN = ": given 2 times; give it once, with all its values"
+SHARED = ": is read once, but named 2 times"
+TRAIN, PLAN = "train --config=QUICKSTART --run=r", "inspect --config=QUICKSTART"
+SMALL, SEARCH = "train --config=CONFIG --run=r", "translate --run=RUN --config.decode"
+BENCH, VIEW = "bench attention --heads=2 --lengths=8", "attention --run=RUN red -o"
+REFUSED = [
+    ("trian", "trian: unknown command; did you mean train?"),
+    ("translate", "--run"),
+    ("train --run=no-such-run", "name a config file"),
+    ("train --config --run=r", "--config: needs the path of a config file"),
+    ("train --run=r --config", "--config: needs the path of a config file"),
+    ("translate --run=x --config.model.layers=2", "the config is that of the run; only the search"),
+    ("average --run=x --out=y --config.model.layers=2", "takes the config from the run"),
+    (f"{BENCH} --config.model.layers=2", "--config: bench attention has no config"),
+    # What is near to what is known
+    ("translate --run=x --bean=3", "did you mean --beam?"),
+    ("translate --run=x --n-bes=2", "did you mean --n-best?"),
+    ("train --run=x --confg=y", "did you mean --config?"),
+    ("train --run=x --imports=y", "did you mean --import?"),
+    ("evaluate --run=x --alfa=1", "did you mean --alpha?"),
+    ("bench attention --head-sizes=1", "did you mean --head-size?"),
+    (f"{PLAN} --config.model.cross-attention.score=additiv", "unknown; did you mean additive?"),
+    (f"{PLAN} --config.model.cross-attention.kind=local", "unknown; did you mean local-"),
+    (f"{PLAN} --config.optimizer.schedule=lineer", "unknown; did you mean linear?"),
+    (f"{PLAN} --config.model.activation=swigluu", "unknown; did you mean swiglu?"),
+    (f"{PLAN} --config.execution.kernel=blockwis", "unknown; did you mean blockwise?"),
+    # What is given again
+    (f"{TRAIN} --config.data.train A --config.data.train B", f"--config.data.train{AGAIN}"),
+    (f"{TRAIN} --config.data.max_ratio=2 --config.data.max-ratio=3", AGAIN),
+    (f"{TRAIN} --run=s", AGAIN),
+    ("translate --run=r --output=a --output b", AGAIN),
+    ("translate --run=r --n-best=2 --n_best=2", AGAIN),
+    ("evaluate --run=r --data a --data b", AGAIN),
+    ("attention --run=r -o a --output=b sentence", AGAIN),
+    ("plot r -o a.svg -o b.svg", AGAIN),
+    ("translate --run=r --input=- --prefix=-", f"-{SHARED}"),
+    ("translate --run=r --input=/dev/stdin --phrases=-", f"-{SHARED}"),
+    ("translate --run=r --input=/dev/fd/63 --prefix=/dev/fd/63", f"/dev/fd/63{SHARED}"),
+    # Training
+    (f"{SMALL} --config.data.train no-such.en,no-such.de", "no-such.en: No such file"),
+    (f"{SMALL} --config.data.train a.tsv", "a.tsv: line 2"),
+    (f"{SMALL} --config.tokenizer.vocabulary=20000", "tokenizer.vocabulary=20000"),
+    (f"{SMALL} --config.tokenizer.models a.tsv", "tokenizer a.tsv: not a SentencePiece model"),
+    (f"{SMALL} --config.model.heads=3", "model.heads=3: must be a divisor of model.d_model=16"),
+    (f"{SMALL} --config.data.batch-tokens=16", "data.batch_tokens=16: must be at least"),
+    (f"{SMALL} --config.model.decoder-start-id=5000", "decoder_start_id=5000: must be below the"),
+    (f"{SMALL} --config.optimizer.frozen encoder norm", "optimizer.frozen='norm': matches no"),
+    (f"{SMALL} --init-from=nothing", "no such folder"),
+    (f"{SMALL} --init-parts encoder", "--init-parts=encoder: needs --init-from"),
+    (f"{SMALL} --config.train.decode-every=0", "train.decode_every=0: must be above 0"),
+    (f"{SMALL} --config.train.decode-every=None", "must be a number where train.best='bleu'"),
+    (f"{SMALL} --config.train.dev-lines=0", "train.dev_lines=0: must be above 0"),
+    (f"{SMALL} --metric=builtins:zip", "--metric zip: returns <zip object at"),
+    (f"{SMALL} --metric=math:fsum", "--metric 'math:fsum': TypeError:"),
+    (
+        f"{SMALL} --metric=builtins:zip --config.data.dev",
+        "--metric zip: needs a development corpus",
+    ),
+    (f"{SMALL} --metric=no_such:comet", "--metric 'no_such:comet': cannot be imported"),
+    (f"{SMALL} --reporter=math:report", "--reporter 'math:report': cannot be imported"),
+    (f"{SMALL} --profile=-1", "--profile=-1: must be at least 0"),
+    (f"{TRAIN} --from-card=x.json", "--from-card: holds the config; leave out --config"),
+    ("train --any-versions --run=r", "needs --from-card"),
+    ("train --from-card=missing.json#a --run=r", "card missing.json#a: No such file or directory"),
+    # Devices and processes
+    (f"{TRAIN} --config.mesh.fsdp=3", "that fits is mesh.data=2 mesh.fsdp=4 mesh.tensor=1"),
+    (f"{TRAIN} --config.mesh.data=3", "mesh.tensor=1: needs 3 devices, not 8; the nearest that"),
+    (f"{TRAIN} --config.mesh.data=0", "mesh.data=0: must be above 0, or -1"),
+    (f"{TRAIN} --config.mesh.pipeline=2", "mesh.pipeline=2; known: data, fsdp, tensor"),
+    (f"{TRAIN} --config.mesh.tensor=8", "mesh.tensor=8: must divide model.heads=4"),
+    (f"{PLAN} --config.mesh.tensor=16 --devices=16", "mesh.tensor=16: must divide model.heads=4"),
+    (f"{PLAN} --config.mesh.fsdp=4 --devices=6", "needs a multiple of 4 devices, not 6"),
+    (f"{PLAN} --devices=0", "--devices=0: must be at least 1"),
+    (f"{PLAN} --devices=64 --compile", "--devices=64: there are 8 here to compile for; leave out"),
+    (f"{PLAN} --topology=v5e:2x4 --devices=8", "--topology: has its own number of devices; leave"),
+    (f"{PLAN} --topology=v5e:3x3", "topology v5e:3x3: "),
+    (f"{TRAIN} --processes=0", "--processes=0: must be at least 1"),
+    (f"{TRAIN} --processes=2 --coordinator=a:1", "--processes: starts its own coordinator; leave"),
+    (f"{TRAIN} --processes=2 --process=0/2", "--processes: starts its own coordinator; leave out"),
+    (f"{TRAIN} --coordinator=a", "--coordinator=a: must be HOST:PORT or auto"),
+    (f"{TRAIN} --coordinator=a:1", "--coordinator=a:1: needs --process=I/N, too"),
+    (f"{TRAIN} --process=0/2", "--process=0/2: needs --coordinator=HOST:PORT"),
+    (f"{TRAIN} --coordinator=a:1 --process=2/2", "=2/2: must be I/N with I from 0 to N - 1"),
+    (f"{TRAIN} --coordinator=a:1 --process=1", "=1: must be I/N with I from 0 to N - 1"),
+    # Translation
+    ("evaluate --run=RUN --show=-1", "--show=-1: must be at least 0"),
+    ("evaluate --run=RUN --language=xx", "--language=xx: must be one of as, bn"),
+    ("translate --run=RUN --input=no-such.txt", "no-such.txt: No such file"),
+    ("translate --run=RUN --output=x.gz", "--output=x.gz: is written as plain text; name it"),
+    (f"{SEARCH}.beam=4 --config.decode.n-best=9", "n_best=9: must be at most decode.beam=4"),
+    (f"{SEARCH}.sample=True --config.decode.top-p=0", "top_p=0.0: must be above 0 and at most 1"),
+    (f"{SEARCH}.top-k=3", "decode.top_k=3: must be left out without decode.sample=true"),
+    (f"{SEARCH}.temperature=0", "decode.temperature=0.0: must be above 0"),
+    (f"{SEARCH}.min-length=9 --config.decode.max-length=9", "must be below decode.max_length=9"),
+    (f"{SEARCH}.min-length=32", "decode.min_length=32: must be below model.max_length=32"),
+    (f"{SEARCH}.suppress=</s>", "decode.suppress: must not hold the end symbol </s>"),
+    # Pictures and measurements
+    (f"{VIEW} x.doc", "unknown format; name a file that ends with .html, .svg,"),
+    (f"{VIEW} no/x.html", "no/x.html"),
+    (f"{VIEW} x.html --layer=last", "--layer last: must be LAYER"),
+    (f"{VIEW} x.html --layer=9", "cross attention: layer 9: does not exist"),
+    (f"{VIEW} x.html --run=r", "--run: given 2 times; name the run to look into"),
+    ("plot RUN -o x.doc", "unknown format"),
+    ("plot RUN -o none/x.svg", "--output=none/x.svg: there is no folder none; make it first"),
+    ("plot RUN -o RUN", ": is a folder; name a file in it"),
+    ("plot none.json -o x.svg", "none.json: no such file"),
+    ("plot none -o x.svg", "run none: no such folder"),
+    (f"{BENCH} --kernels cudnn", "kernel='cudnn': runs on gpu, not on cpu; use xla"),
+    (f"{BENCH} --kv-heads=3", "kv_heads=3: must divide heads=2"),
+    (f"{BENCH} --kv-heads=0", "kv_heads=0: must be at least 1"),
+    ("bench attention --lengths 0", "lengths=(0,): must be one or more numbers of at least 1"),
+    (f"{BENCH} --masks full fulll", "fulll"),
+    (f"{BENCH} --leghts 8", "did you mean --lengths?"),
+]
+"""Commands and what is said of them; the words in capitals stand for files that there are."""
 
 
-@pytest.mark.parametrize("text", [DEEP, LONG])
-@pytest.mark.parametrize("name", ["config.json", "manifest.json"])
-def test_json_that_cannot_be_parsed_is_error_line(
-    text: str, name: str, copied: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("command", "message"), REFUSED)
+def test_a_bad_command_is_one_line_and_writes_nothing(
+    command: str,
+    message: str,
+    finished: Run,
+    tiny_config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    if name == "config.json":
-        stored = edit_config(copied, lambda config: config.update(here="HERE"))
-        (copied / name).write_text(stored.replace('"HERE"', text))
-    else:
-        for folder in (copied / "checkpoints").iterdir():
-            (folder / name).write_text(text)
-    error = error_line(["translate", f"--run={copied}", "--input=/dev/null"], capsys)
-    assert f"{name}" in error
-    assert "is damaged: not JSON that can be read" in error
-
-
-@pytest.mark.parametrize("names", [("-", "-"), ("/dev/stdin", "-"), ("/dev/fd/63", "/dev/fd/63")])
-@pytest.mark.parametrize("option", ["--prefix", "--phrases"])
-def test_a_pipe_is_not_shared_by_two_inputs(
-    names: tuple[str, str], option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["translate", "--run=r", f"--input={names[0]}", f"{option}={names[1]}"]
-    assert f"{names[1]}: is read once, but named 2 times" in error_line(command, capsys)
+    config = config_file(tiny_config, tmp_path / "config.py")
+    files = {"QUICKSTART": Path("configs/quickstart.py").resolve(), "CONFIG": config}
+    for name, path in (files | {"RUN": finished.folder}).items():
+        command = command.replace(name, str(path))
+    monkeypatch.chdir(tmp_path)
+    Path("a.tsv").write_text("one\teins\ntwo zwei\n")
+    assert message in error_line(command.split(), capsys)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.tsv", "config.py"}
 
 
 def test_control_characters_of_a_config_key_are_escaped(
@@ -146,31 +256,6 @@ def test_help_is_help_beside_any_config(arguments: str, capsys: pytest.CaptureFi
         main(["train", *arguments.split()])
     assert not stop.value.code
     assert "--run" in capsys.readouterr().out
-
-
-def test_config_without_a_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["--config", "--run=r"], ["--run=r", "--config"]):
-        error = error_line(["train", *arguments], capsys)
-        assert "--config: needs the path of a config file" in error
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("--config.mesh.fsdp=3", "the nearest that fits is mesh.data=2 mesh.fsdp=4 mesh.tensor=1"),
-        ("--config.mesh.data=3", "mesh.tensor=1: needs 3 devices, not 8; the nearest that"),
-        ("--config.mesh.data=0", "mesh.data=0: must be above 0, or -1"),
-        ("--config.mesh.pipeline=2", "--config.mesh.pipeline=2; known: data, fsdp, tensor"),
-        ("--config.mesh.tensor=8", "mesh.tensor=8: must divide model.heads=4"),
-    ],
-)
-def test_a_mesh_that_does_not_fit_writes_nothing(
-    option: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "run"
-    training = ["train", "--config=configs/quickstart.py", f"--run={folder}", option]
-    assert message in error_line(training, capsys)
-    assert not folder.exists()
 
 
 @pytest.mark.long

@@ -98,23 +98,6 @@ def test_filters_count_every_pair_they_leave_out(tmp_path: Path) -> None:
         tokenize(tmp_path, name, max_length=2)
 
 
-def test_sampled_subwords_are_a_function_of_seed_epoch_and_pair(tmp_path: Path) -> None:
-    pairs = [(f"the {i} dogs of number", f"rebmun fo {i}") for i in range(40)]
-    examples = tokenize(tmp_path, text_pair(tmp_path, pairs))
-    far = np.array([99, 99])
-
-    def sample(rows: Sequence[int], seed: int = 0, epoch: int = 0) -> list[Any]:
-        return ids(examples.sample(np.array(rows), 0.5, seed, np.full(len(rows), epoch), far))
-
-    every = sample(range(40))
-    assert sample([7, 3, 39]) == [every[7], every[3], every[39]]
-    for other in (sample(range(40), seed=1), sample(range(40), epoch=1), ids(examples)):
-        assert sum(a != b for a, b in zip(other, every, strict=True)) > 30
-    decode = small_tokenizers().source.decode
-    assert [(decode(source), decode(target)) for source, target in every] == pairs
-    assert all(side[-1] == EOS and side.count(EOS) == 1 for pair in every for side in pair)
-
-
 def test_a_sample_beyond_the_limits_is_the_pair_itself(tmp_path: Path) -> None:
     pairs = [(f"the {i} dogs of number", "rebmun fo") for i in range(40)]
     examples = tokenize(tmp_path, text_pair(tmp_path, pairs))

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial, reduce
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,10 @@ from corpus_files import small_tokenizers
 from transformer_jax.config import Config, DataConfig, ModelConfig, TokenizerConfig, TrainConfig
 from transformer_jax.data import loader as data
 from transformer_jax.data.buckets import Lengths, Shape
-from transformer_jax.data.dataset import Examples, Report, tokenize
+from transformer_jax.data.dataset import Examples, Report
 from transformer_jax.data.loader import Loaded, Loader, Shard, evaluation_batches
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.special_ids import BOS, EOS, PAD
-from transformer_jax.text import tokenizer
-from transformer_jax.text.corpus import Corpus
 from transformer_jax.types import Batch
 
 Rows = list[tuple[tuple[int, ...], tuple[int, ...]]]
@@ -456,18 +453,6 @@ def test_tiny_corpora() -> None:
         assert pairs_in(take(loader, 1)[0][1]) == [((100, EOS), (101, EOS))]
 
 
-@pytest.mark.parametrize("sampling", [0.0, 0.3])
-def test_mixed_corpora_of_one_more_pair_than_a_chunk(
-    sampling: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(data, "CHUNK", 64)
-    mixed = dataclasses.replace(text_examples(65), sizes=(40, 25))
-    loader = Loader(mixed, config(sampling, train=("a.tsv", "b.tsv"), weights=(1.0, 1.0)))
-    epochs = [loaded.epoch for loaded in itertools.islice(loader.batches(), 40)]
-    assert epochs == sorted(epochs)
-    assert epochs[-1] >= 3
-
-
 # The background thread
 
 
@@ -514,24 +499,3 @@ def test_prefetch_leaves_no_thread(used: int) -> None:
 
 
 # Multi30k
-
-MULTI30K = Path(__file__).parents[3] / "shared" / "data" / "multi30k"
-
-
-@pytest.fixture(scope="module")
-def multi30k(tmp_path_factory: pytest.TempPathFactory) -> Examples:
-    name = f"{MULTI30K}/train.en.gz,{MULTI30K}/train.de.gz"
-    tokenizers = tokenizer.train(Corpus(name).pairs(), TokenizerConfig(vocabulary=4000))
-    options = DataConfig(cache=str(tmp_path_factory.mktemp("cache")))
-    return tokenize([Corpus(name)], tokenizers, options, max_length=256, filters=True)
-
-
-@pytest.mark.skipif(not MULTI30K.exists(), reason="needs shared/data/multi30k beside the project")
-def test_multi30k_fills_its_slots(multi30k: Examples) -> None:
-    assert len(multi30k) == 29_000
-    shapes = Loader(multi30k, Config())
-    assert len(shapes.shapes) <= 8
-    assert shapes.non_padding_fraction > 0.82
-    packed = Loader(multi30k, Config(data=DataConfig(packing=True)))
-    assert packed.non_padding_fraction > 0.95
-    assert sum(packed_pairs(batch) for _, batch in epoch_of(packed)) == 29_000

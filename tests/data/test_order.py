@@ -136,16 +136,6 @@ def test_chunks_do_not_depend_on_those_before_them() -> None:
     ]
 
 
-def test_the_chunks_of_a_corpus_are_an_epoch() -> None:
-    for count in (*range(1, 400), *range(65_500, 65_600), *range(400, 200_001, 97)):
-        order = make_order([count], config(), 0)
-        bounds = [order.bounds(i, 65_536) for i in range(order.chunks(65_536) * 2)]
-        assert bounds[0][0] == 0
-        assert bounds[-1][1] == 2 * count
-        assert all(0 < stop - start <= 65_536 for start, stop in bounds)
-        assert all(one[1] == other[0] for one, other in itertools.pairwise(bounds))
-
-
 @given(st.lists(st.tuples(st.integers(1, 70), st.integers(0, 9)), min_size=1, max_size=5))
 @example([(40, 1), (25, 1)])
 @example([(1, 1), (1, 1), (15, 8)])
@@ -159,7 +149,7 @@ def test_no_chunk_of_a_mixture_is_empty(corpora: list[tuple[int, int]]) -> None:
     for number in range(order.chunks(16) * epochs):
         start, stop = order.bounds(number, 16)
         assert start == end
-        assert stop > start
+        assert 0 < stop - start < 16 + len(sizes)
         assert len(order.draw(number, start, stop).pairs) > 0
         end = stop
     assert end == epochs * order.epoch

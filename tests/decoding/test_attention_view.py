@@ -78,8 +78,6 @@ def test_the_command_writes_it(
     page = data((tmp_path / "view.html").read_text("utf-8"))
     assert page["first"] == {"attention": "encoder", "layer": 0, "head": 1}
     assert "is blank" in error_line([*command[:2], "-o", str(tmp_path / "x.html"), " "], capsys)
-    missing = str(tmp_path / "no" / "x.html")
-    assert "no/x.html" in error_line([*command[:2], "-o", missing, "red"], capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["view.html"]
 
 
@@ -139,15 +137,8 @@ def test_a_picture_needs_matplotlib(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    command = ["attention", f"--run={finished.folder}", "red", "-o"]
-    for options, message in (
-        ([f"{tmp_path}/x.doc"], "unknown format; name a file that ends with .html, .svg,"),
-        ([f"{tmp_path}/x.html", "--layer=last"], "--layer last: must be LAYER"),
-        ([f"{tmp_path}/x.html", "--layer=9"], "cross attention: layer 9: does not exist"),
-        ([f"{tmp_path}/x.html", "--run=r"], "--run: given 2 times; name the run to look into"),
-    ):
-        assert message in error_line([*command, *options], capsys)
+    command = ["attention", f"--run={finished.folder}", "red", "-o", f"{tmp_path}/x.svg"]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    line = error_line([*command, f"{tmp_path}/x.svg"], capsys)
+    line = error_line(command, capsys)
     assert "attention: needs matplotlib; pip install 'transformer-jax[plot]'" in line
     assert not list(tmp_path.iterdir())

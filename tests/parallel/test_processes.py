@@ -9,19 +9,19 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from common import error_line, wait_for
+from common import changed, wait_for
 from object_store import Bucket
 
 from tools.common import config_file
 from tools.processes import children
 from transformer_jax.cli.launch import _without_processes
-from transformer_jax.config import Config, TokenizerConfig
+from transformer_jax.config import Config
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, find_path
@@ -69,6 +69,11 @@ def end(process: subprocess.Popen[str], status: int) -> str:
     return error
 
 
+def samples(made: Run) -> list[Any]:
+    records = read_metrics(made.folder / "metrics.jsonl")
+    return [record["samples"] for record in records if "samples" in record]
+
+
 def losses(made: Run) -> list[float]:
     records = read_metrics(made.folder / "metrics.jsonl")
     return [record["loss"] for record in records if record["kind"] == "train"]
@@ -79,7 +84,7 @@ def test_two_processes_train_as_one_and_stop_together(
     tiny_config: Config, finished: Run, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    endless = replace(tiny_config, train=replace(tiny_config.train, steps=2000))
+    endless = changed(tiny_config, train={"steps": 2000})
     config = config_file(endless, tmp_path / "config.py")
     training = start(config, folder, "--processes=2")
     wait_for(folder / "checkpoints/00000012", training)
@@ -91,17 +96,19 @@ def test_two_processes_train_as_one_and_stop_together(
     last = checkpoint.steps(made.checkpoints)[-1]
     assert f"step {last}: stopped" in error
     np.testing.assert_allclose(losses(made)[:6], losses(finished), rtol=1e-5)
-    translations = [
-        [r["samples"] for r in read_metrics(each.folder / "metrics.jsonl") if "samples" in r][:2]
-        for each in (made, finished)
-    ]
-    assert translations[0] == translations[1]
+    assert samples(made)[:2] == samples(finished)
 
 
-def free_port() -> int:
+def free_address() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def places() -> list[list[str]]:
+    """The options with which two processes find each other."""
+    join = f"--coordinator={free_address()}"
+    return [[join, f"--process={index}/2"] for index in range(2)]
 
 
 @pytest.mark.long
@@ -109,9 +116,9 @@ def test_a_process_with_another_config_is_refused_by_name(
     tiny_config: Config, tmp_path: Path
 ) -> None:
     config = config_file(tiny_config, tmp_path / "config.py")
-    join = f"--coordinator=127.0.0.1:{free_port()}"
-    one = start(config, tmp_path / "run", join, "--process=0/2")
-    other = start(config, tmp_path / "run", join, "--process=1/2", "--config.optimizer.warmup=7")
+    first, second = places()
+    one = start(config, tmp_path / "run", *first)
+    other = start(config, tmp_path / "run", *second, "--config.optimizer.warmup=7")
     error = "transformer-jax: error: process 1 has another config or data than process 0 "
     assert end(other, 2) == error + "(optimizer.warmup: 5 -> 7)\n"
     assert end(one, 2) == "transformer-jax: error: a process has another config or data\n"
@@ -121,11 +128,10 @@ def test_a_process_with_another_config_is_refused_by_name(
 @pytest.mark.long
 def test_a_run_that_is_not_shared_is_refused(tiny_config: Config, tmp_path: Path) -> None:
     config = config_file(tiny_config, tmp_path / "config.py")
-    join = f"--coordinator=127.0.0.1:{free_port()}"
     impatient = "from transformer_jax.training import trainer; trainer.APPEARS_WITHIN = 1; "
     both = [
-        start(config, tmp_path / f"run{i}", join, f"--process={i}/2", program=impatient + COMMAND)
-        for i in range(2)
+        start(config, tmp_path / f"run{i}", *place, program=impatient + COMMAND)
+        for i, place in enumerate(places())
     ]
     for i, process in enumerate(both):
         assert end(process, 2) == (
@@ -139,26 +145,24 @@ def test_a_process_with_other_files_is_refused_by_name(
     tiny_config: Config, finished: Run, fixtures: Path, tmp_path: Path
 ) -> None:
     """With another corpus and tokenizer of the same name, and without the run's checkpoints."""
-    data = replace(tiny_config.data, train=("pairs.tsv",), dev=())
-    changes = {"data": data, "tokenizer": TokenizerConfig(models=("own.model",))}
-    config = config_file(replace(tiny_config, **changes), tmp_path / "config.py")
-    join = f"--coordinator=127.0.0.1:{free_port()}"
-    both = []
-    for i, model in enumerate((finished.folder, fixtures / "run")):
+    data = {"train": ("pairs.tsv",), "dev": ()}
+    own = changed(tiny_config, data=data, tokenizer={"models": ("own.model",)})
+    config = config_file(own, tmp_path / "config.py")
+    both, models = [], (finished.folder, fixtures / "run")
+    for i, (model, place) in enumerate(zip(models, places(), strict=True)):
         (tmp_path / f"{i}").mkdir()
         shutil.copy(model / "tokenizer.model", tmp_path / f"{i}" / "own.model")
         (tmp_path / f"{i}" / "pairs.tsv").write_text(f"red old\talt rot {i}\n" * 100)
         there = f"import os; os.chdir({str(tmp_path / str(i))!r}); "
-        options = (join, f"--process={i}/2")
-        both.append(start(config, Path("run"), *options, program=there + COMMAND))
+        both.append(start(config, Path("run"), *place, program=there + COMMAND))
     end(both[0], 2)
     what = "transformer-jax: error: process 1 has another config or data than process 0 "
     files = r"\(pairs.tsv: \w{12} -> \w{12}; own.model: \w{12} -> \w{12}\)\n"
     assert re.fullmatch(re.escape(what) + files, end(both[1], 2))
     shutil.copytree(finished.folder, tmp_path / "0" / "run")
-    config, join = config_file(tiny_config, config), f"--coordinator=127.0.0.1:{free_port()}"
-    one = start(config, tmp_path / "0" / "run", join, "--process=0/2")
-    other = start(config, tmp_path / "1" / "run", join, "--process=1/2")
+    config, (first, second) = config_file(tiny_config, config), places()
+    one = start(config, tmp_path / "0" / "run", *first)
+    other = start(config, tmp_path / "1" / "run", *second)
     assert end(other, 2) == what + "(checkpoints of the run: 6, 8, 12 -> none)\n"
     end(one, 2)
 
@@ -176,18 +180,12 @@ def test_the_rows_of_a_process_need_not_follow_each_other(
         )
     """
     config = config_file(tiny_config, tmp_path / "config.py")
-    join = f"--coordinator=127.0.0.1:{free_port()}"
     command = program + "    " + COMMAND
-    options = [(join, f"--process={index}/2") for index in range(2)]
-    for process in [start(config, tmp_path / "run", *each, program=command) for each in options]:
+    for process in [start(config, tmp_path / "run", *each, program=command) for each in places()]:
         end(process, 0)
     made = run.load(tmp_path / "run")
     np.testing.assert_allclose(losses(made), losses(finished), rtol=1e-5)
-    said = [
-        [r["samples"] for r in read_metrics(each.folder / "metrics.jsonl") if "samples" in r]
-        for each in (made, finished)
-    ]
-    assert said[0] == said[1]
+    assert samples(made) == samples(finished)
 
 
 def test_a_port_that_is_in_use_is_named(tiny_config: Config, tmp_path: Path) -> None:
@@ -209,7 +207,7 @@ def test_processes_that_do_not_come_are_told(
 ) -> None:
     """Given an address, JAX does not look for it in the environment, of which it would warn."""
     config = config_file(tiny_config, tmp_path / "config.py")
-    address = f"127.0.0.1:{free_port()}"
+    address = free_address()
     impatient = "from transformer_jax.parallel import processes; processes.JOIN_TIMEOUT = 3; "
     options = [f"--coordinator={address}", "--process=1/2"]
     with monkeypatch.context() as pod:
@@ -253,11 +251,8 @@ def test_two_processes_translate_as_one(fixtures: Path) -> None:
 @pytest.mark.parametrize("option", ["--input=gone.txt", "--output=/gone/x"])
 def test_an_error_of_the_coordinator_is_said_once_and_ends_all(option: str, fixtures: Path) -> None:
     began = time.monotonic()
-    join = f"--coordinator=127.0.0.1:{free_port()}"
-    one, other = (
-        begin("translate", f"--run={fixtures / 'run'}", option, join, f"--process={index}/2")
-        for index in (0, 1)
-    )
+    command = ["translate", f"--run={fixtures / 'run'}", option]
+    one, other = (begin(*command, *place) for place in places())
     error = end(one, 2)
     assert error.startswith("transformer-jax: error: ")
     assert "gone" in error
@@ -289,10 +284,9 @@ def test_two_processes_evaluate_as_one(
 @pytest.mark.long
 def test_a_process_that_fails_alone_does_not_wait_for_the_others(fixtures: Path) -> None:
     """JAX would let it wait for five minutes."""
-    join = f"--coordinator=127.0.0.1:{free_port()}"
-    command = ["translate", f"--run={fixtures / 'run'}", join]
-    other = begin(*command, "--process=1/2", "--beam=0")
-    one = begin(*command, "--process=0/2")
+    command, (first, second) = ["translate", f"--run={fixtures / 'run'}"], places()
+    other = begin(*command, *second, "--beam=0")
+    one = begin(*command, *first)
     began = time.monotonic()
     assert end(other, 2) == "transformer-jax: error: decode.beam=0: must be above 0\n"
     one.communicate(timeout=200)
@@ -306,16 +300,15 @@ def test_processes_without_a_shared_disk_share_a_bucket(
 ) -> None:
     """Each of two processes saves its parts of the arrays, with which one process continues."""
     folder = find_path("gs://bucket/runs/shared")
-    wide = replace(tiny_config, model=replace(tiny_config.model, d_ff=2048))
-    short = replace(wide, train=replace(wide.train, steps=8))
-    options = ["--config.mesh.fsdp=4", f"--coordinator=127.0.0.1:{free_port()}"]
+    wide = changed(tiny_config, model={"d_ff": 2048})
+    short = changed(wide, train={"steps": 8})
     training = []
-    for index in (0, 1):
+    for index, place in enumerate(places()):
         cache = str(tmp_path / f"cache{index}")
-        each = replace(short, data=replace(short.data, cache=cache))
+        each = changed(short, data={"cache": cache})
         prepare(each)  # as `inspect` does
         config = config_file(each, tmp_path / f"config{index}.py")
-        training.append(start(config, folder, f"--process={index}/2", *options))
+        training.append(start(config, folder, "--config.mesh.fsdp=4", *place))
     for process in training:
         end(process, 0)
     for index in (0, 1):
@@ -323,7 +316,7 @@ def test_processes_without_a_shared_disk_share_a_bucket(
     made = train(wide, folder)
     assert checkpoint.steps(made.checkpoints)[-1] == 12
     np.testing.assert_allclose(losses(made), losses(train(wide, tmp_path / "whole")), rtol=1e-5)
-    one = replace(wide, train=replace(wide.train, steps=1))
+    one = changed(wide, train={"steps": 1})
     other = train(one, tmp_path / "other", init_from=folder)
     ours, theirs = (jax.tree.leaves(r.params()) for r in (other, made))
     assert max(np.abs(a - b).max() for a, b in zip(ours, theirs, strict=True)) < 0.01
@@ -334,7 +327,7 @@ def test_the_death_of_a_process_ends_all_and_the_run_goes_on(
     tiny_config: Config, finished: Run, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    endless = replace(tiny_config, train=replace(tiny_config.train, steps=2000))
+    endless = changed(tiny_config, train={"steps": 2000})
     training = start(config_file(endless, tmp_path / "a.py"), folder, "--processes=2")
     wait_for(folder / "checkpoints/00000004", training)
     os.kill(children(training)[1], signal.SIGKILL)
@@ -354,7 +347,7 @@ def test_the_death_of_a_process_ends_all_and_the_run_goes_on(
 def test_processes_end_with_their_launcher(tiny_config: Config, tmp_path: Path) -> None:
     """Otherwise they would hold the lock of the run, and the same command would be refused."""
     folder = tmp_path / "run"
-    endless = replace(tiny_config, train=replace(tiny_config.train, steps=100_000))
+    endless = changed(tiny_config, train={"steps": 100_000})
     config = config_file(endless, tmp_path / "config.py")
     training = start(config, folder, "--processes=2")
     wait_for(folder / "checkpoints/00000004", training)
@@ -384,10 +377,9 @@ def test_the_others_notice_a_death_without_a_launcher(
 ) -> None:
     """As on several machines."""
     folder = tmp_path / "run"
-    endless = replace(tiny_config, train=replace(tiny_config.train, steps=100_000))
+    endless = changed(tiny_config, train={"steps": 100_000})
     config = config_file(endless, tmp_path / "config.py")
-    join = f"--coordinator=127.0.0.1:{free_port()}"
-    both = [start(config, folder, join, f"--process={index}/2") for index in range(2)]
+    both = [start(config, folder, *place) for place in places()]
     wait_for(folder / "checkpoints/00000004", both[killed])
     both[killed].kill()
     began = time.monotonic()
@@ -400,38 +392,16 @@ def test_the_others_notice_a_death_without_a_launcher(
 
 @pytest.mark.long
 def test_processes_end_together_after_the_minutes(tiny_config: Config, tmp_path: Path) -> None:
-    options = replace(tiny_config.train, steps=100_000, minutes=0.05)
-    config = config_file(replace(tiny_config, train=options), tmp_path / "config.py")
+    limits = {"steps": 100_000, "minutes": 0.05}
+    config = config_file(changed(tiny_config, train=limits), tmp_path / "config.py")
     error = end(start(config, tmp_path / "run", "--processes=2"), 0)
     last = checkpoint.steps(run.load(tmp_path / "run").checkpoints)[-1]
     assert f"step {last}: reached train.minutes=0.05" in error
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--processes=0"], "--processes=0: must be at least 1"),
-        (["--processes=2", "--coordinator=a:1"], "--processes: starts its own coordinator; leave"),
-        (["--processes=2", "--process=0/2"], "--processes: starts its own coordinator; leave out"),
-        (["--coordinator=a"], "--coordinator=a: must be HOST:PORT or auto"),
-        (["--coordinator=a:1"], "--coordinator=a:1: needs --process=I/N, too"),
-        (["--process=0/2"], "--process=0/2: needs --coordinator=HOST:PORT"),
-        (["--coordinator=a:1", "--process=2/2"], "--process=2/2: must be I/N with I from 0 to"),
-        (["--coordinator=a:1", "--process=1"], "--process=1: must be I/N with I from 0 to N - 1"),
-    ],
-)
-def test_options_of_processes_are_checked(
-    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "run"
-    training = ["train", "--config=configs/quickstart.py", f"--run={folder}", *options]
-    assert message in error_line(training, capsys)
-    assert not folder.exists()
-
-
 def test_pmap_runs_in_one_process(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "this_process", lambda: (0, 2))
-    pmap = replace(tiny_config, execution=replace(tiny_config.execution, executor="pmap"))
+    pmap = changed(tiny_config, execution={"executor": "pmap"})
     with pytest.raises(UserError, match=r"executor='pmap': runs in one process; use exec"):
         setup.check_config(pmap)
     setup.check_config(tiny_config)

@@ -118,18 +118,6 @@ def test_a_row_trains_with_files_elsewhere_and_other_versions_if_any_will_do(
     assert trained.provenance["versions"]["jax"] == here
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [("", ": name one of its rows, as FILE#ROW: a_0, a_1"), ("#b", "#b: name one of its rows")],
-)
-def test_the_row_of_a_study_must_be_named(
-    row: str, message: str, finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = study(tmp_path, finished)
-    line = error_line(["train", f"--from-card={path}{row}", f"--run={tmp_path / 'r'}"], capsys)
-    assert f"card {path}{message}" in line
-
-
 def test_a_card_decides_how_the_run_starts(
     path: Path, finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,25 +186,18 @@ def test_bad_cards_are_one_line(
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "row", "message"),
     [
-        ("{", "not JSON"),
-        ('{"bleu": 3}', 'is no result with a run card: "card" is missing'),
-        ("[1]", 'is no result with a run card: "card" is missing'),
-        ('{"rows": {"a": 3}}', "name one of its rows, as FILE#ROW: a"),
+        ("{", "", "not JSON"),
+        ('{"bleu": 3}', "", 'is no result with a run card: "card" is missing'),
+        ("[1]", "", 'is no result with a run card: "card" is missing'),
+        ('{"rows": {"a": 3, "b": {}}}', "", "x.json: name one of its rows, as FILE#ROW: a, b"),
+        ('{"rows": {"a": 3, "b": {}}}', "#c", "x.json#c: name one of its rows"),
     ],
 )
 def test_files_without_a_card(
-    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, row: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "x.json").write_text(text)
-    line = error_line(["train", f"--from-card={tmp_path / 'x.json'}", "--run=r"], capsys)
+    line = error_line(["train", f"--from-card={tmp_path / 'x.json'}{row}", "--run=r"], capsys)
     assert message in line
-
-
-def test_options_that_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
-    line = error_line(["train", "--from-card=x.json", "--config=c.py", "--run=r"], capsys)
-    assert line.endswith("--from-card: holds the config; leave out --config")
-    assert "needs --from-card" in error_line(["train", "--any-versions", "--run=r"], capsys)
-    line = error_line(["train", "--from-card=missing.json#a", "--run=r"], capsys)
-    assert line.endswith("card missing.json#a: No such file or directory")

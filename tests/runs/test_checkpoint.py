@@ -16,12 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from object_store import Bucket
 
 from transformer_jax.config import Config, OptimizerConfig
-from transformer_jax.files import AnyPath, files_below, find_path, json_digest
+from transformer_jax.files import AnyPath, files_below, json_digest
 from transformer_jax.parallel.mesh import make_mesh, replicate
-from transformer_jax.runs import checkpoint
+from transformer_jax.runs import checkpoint, manifest
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.manifest import FORMAT
 from transformer_jax.training.optimizer import make_optimizer
@@ -43,13 +42,6 @@ def make_state() -> TrainState:
     state = init_state(make_params(), optimizer, ema=0.9)
     _, opt_state = optimizer.update(make_params(2.0), state.opt_state, state.params)
     return state._replace(step=state.step + 1, opt_state=opt_state, ema=make_params(3.0))
-
-
-@pytest.fixture(params=["disk", "bucket"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path, bucket: Bucket) -> AnyPath:
-    """An empty folder on a disk or in object storage."""
-    bucket.objects.clear()
-    return tmp_path if request.param == "disk" else find_path("gs://bucket/runs/checkpoints")
 
 
 def save(folder: AnyPath, *steps: int, best: int = 0) -> None:
@@ -100,20 +92,7 @@ def test_state_returns_bit_for_bit(tmp_path: Path) -> None:
     assert checkpoint.progress(folder, 1000) == progress
 
 
-ODD = [
-    "[a]",
-    "a*b",
-    "a?b",
-    "a]b",
-    "a\\b",
-    "{a,b}",
-    "%20%s",
-    "#~$HOME",
-    "'\"`",
-    "a\nb",
-    "\udcff",
-    "ü:é",
-]
+ODD = ["[a]*b?c]\\d{e,f}%20%s#~$HOME'\"`\nü:é", "[a]", "\udcff"]
 """Names of folders with characters that mean something to globs, shells, URLs or formats."""
 
 
@@ -155,18 +134,18 @@ def test_arrays_may_be_donated_right_after_save(tmp_path: Path) -> None:
         assert weights["small"] == value
 
 
-def test_newest_and_best_are_kept(folder: AnyPath) -> None:
-    assert checkpoint.steps(folder) == []
+def test_newest_and_best_are_kept(place: AnyPath) -> None:
+    assert checkpoint.steps(place) == []
     trees = {"weights": {"x": jnp.arange(4.0)}}
-    with Checkpoints(folder, keep=2) as checkpoints:
-        assert checkpoint.best_step(folder) is None
+    with Checkpoints(place, keep=2) as checkpoints:
+        assert checkpoint.best_step(place) is None
         for step in range(1, 7):
             checkpoints.save(step, trees, {"position": step}, best=step in (1, 3))
-    assert checkpoint.steps(folder) == [3, 5, 6]
-    assert checkpoint.best_step(folder) == 3
-    assert sorted(path.name for path in folder.iterdir()) == ["00000003", "00000005", "00000006"]
-    assert checkpoint.progress(folder, 5) == {"position": 5}
-    assert same_bits(checkpoint.restore(folder, 5, "weights", trees["weights"]), trees["weights"])
+    assert checkpoint.steps(place) == [3, 5, 6]
+    assert checkpoint.best_step(place) == 3
+    assert sorted(path.name for path in place.iterdir()) == ["00000003", "00000005", "00000006"]
+    assert checkpoint.progress(place, 5) == {"position": 5}
+    assert same_bits(checkpoint.restore(place, 5, "weights", trees["weights"]), trees["weights"])
 
 
 def test_a_step_saved_again_takes_the_place_of_the_older_one(tmp_path: Path) -> None:
@@ -235,7 +214,7 @@ def test_killed_process_leaves_whole_checkpoints(tmp_path: Path) -> None:
     code = """
 import pathlib, sys, time
 import jax.numpy as jnp
-from transformer_jax.runs import checkpoint
+from transformer_jax.runs import checkpoint, manifest
 with checkpoint.Checkpoints(pathlib.Path(sys.argv[1]), keep=2) as checkpoints:
     def stop(*_):
         print("now", flush=True)
@@ -274,23 +253,22 @@ def test_other_devices(tmp_path: Path) -> None:
     assert same_bits(one, jax.tree.map(jnp.negative, make_params()))
 
 
-def test_any_flipped_bit_is_noticed(folder: AnyPath) -> None:
-    save(folder, 1)
+def test_any_flipped_bit_is_noticed(place: AnyPath) -> None:
+    save(place, 1)
     like = {"weights": make_params(), "training": {"step": jnp.array(1)}}
-    files = files_below(folder / "00000001")
+    files = files_below(place / "00000001")
     assert len(files) > 10
     for name, path in files.items():
         content = path.read_bytes()
-        place = len(content) * 2 // 3
-        flipped = bytes([content[place] ^ 4])
-        path.write_bytes(content[:place] + flipped + content[place + 1 :])
+        at = len(content) * 2 // 3
+        path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
         tree = "training" if name.startswith("training") else "weights"
         with pytest.raises(ValueError, match=r"checkpoint 1 in .*: ") as caught:
-            checkpoint.restore(folder, 1, tree, like[tree])
+            checkpoint.restore(place, 1, tree, like[tree])
         assert name in str(caught.value)
         assert "\n" not in str(caught.value)
         path.write_bytes(content)
-    assert same_bits(checkpoint.restore(folder, 1, "weights"), make_params())
+    assert same_bits(checkpoint.restore(place, 1, "weights"), make_params())
 
 
 def test_missing_and_added_files_are_named(tmp_path: Path) -> None:
@@ -389,44 +367,22 @@ def test_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert checkpoint.steps(tmp_path) == [2]
 
 
-def test_failed_write_is_one_line(tmp_path: Path) -> None:
-    """Files above a size cannot be written: the next call says so, and nothing else is printed."""
-    save(tmp_path, 1)
-    code = """
-import pathlib, resource, sys
-import jax.numpy as jnp
-from transformer_jax.runs.checkpoint import Checkpoints
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-with Checkpoints(pathlib.Path(sys.argv[1]), keep=1) as checkpoints:
-    for attempt in ("save", "wait"):
-        random = jnp.sin(jnp.arange(100_000.0) ** 2)
-        checkpoints.save(2, {"weights": {f"x{i}": random + i for i in range(20)}}, {})
-        try:
-            checkpoints.save(3, {"weights": {}}, {}) if attempt == "save" else checkpoints.wait()
-        except OSError as error:
-            print(error)
-    checkpoints.save(4, {"weights": {"x": jnp.ones(3)}}, {})
-"""
-    with run_python(code, tmp_path) as process:
-        output, errors = process.communicate()
-    assert (process.returncode, errors) == (0, "")
-    assert output == f"saving checkpoint 2 in {tmp_path}: File too large\n" * 2
-    assert [path.name for path in tmp_path.iterdir()] == ["00000004"]
-
-
-def test_failed_manifest_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_is_one_line(place: AnyPath, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError("No space left on device\nno space")
 
-    save(tmp_path, 1)
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
-        monkeypatch.setattr(os, "fsync", full)
+    save(place, 1)
+    with Checkpoints(place, keep=1) as checkpoints:
+        with monkeypatch.context() as patch:
+            patch.setattr(manifest, "write", full)
+            checkpoints.save(2, {"weights": make_params()}, {})
+            with pytest.raises(OSError, match=r"^saving checkpoint 2 in .*: No space .* device$"):
+                checkpoints.wait()
+        assert checkpoint.steps(place) == [1]
+        assert same_bits(checkpoint.restore(place, 1, "weights"), make_params())
         checkpoints.save(2, {"weights": make_params()}, {})
-        with pytest.raises(OSError, match=r"^saving checkpoint 2 in .*: No space left on device$"):
-            checkpoints.wait()
-        monkeypatch.undo()
-        assert [path.name for path in tmp_path.iterdir()] == ["00000001"]
-    assert same_bits(checkpoint.restore(tmp_path, 1, "weights"), make_params())
+    again = "00000002" if isinstance(place, Path) else "00000002.new1"  # a write may go on there
+    assert {name.split("/")[0] for name in files_below(place)} == {again}
 
 
 def test_average_is_the_mean(tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 import pytest
-from object_store import Bucket
 
 from transformer_jax.errors import UserError
-from transformer_jax.files import AnyPath, find_path
+from transformer_jax.files import AnyPath
 from transformer_jax.runs import lock
 from transformer_jax.runs.lock import locked
 
@@ -64,10 +63,8 @@ def test_a_lock_that_its_holder_has_deleted_is_none(
         pass
 
 
-@pytest.fixture(params=["disk", "bucket"])
-def without_locks(
-    request: pytest.FixtureRequest, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> AnyPath:
+@pytest.fixture
+def without_locks(place: AnyPath, monkeypatch: pytest.MonkeyPatch) -> AnyPath:
     """A folder on a disk whose system has no locks, or in object storage."""
 
     def unsupported(*_: object) -> None:
@@ -76,7 +73,7 @@ def without_locks(
     monkeypatch.setattr(lock.fcntl, "flock", unsupported)
     monkeypatch.setattr(lock, "BEAT", 0.1)
     monkeypatch.setattr(lock, "STALE", 1.0)
-    return tmp_path if request.param == "disk" else find_path("gs://bucket/runs/locked")
+    return place
 
 
 def test_without_locks_the_holder_gives_signs_of_life(

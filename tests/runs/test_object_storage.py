@@ -101,39 +101,6 @@ def test_a_step_saved_again_is_never_lost(
     np.testing.assert_array_equal(checkpoint.restore(folder, 1, "weights")["x"], [1, 1, 1])
 
 
-def test_a_failed_save_is_one_line(folder: epath.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(folder, 1)
-
-    def forbidden(*_: Any) -> None:
-        raise OSError("Forbidden: https://storage.googleapis.com/…\nno permission")
-
-    with Checkpoints(folder, keep=1) as checkpoints:
-        with monkeypatch.context() as patch:
-            patch.setattr(manifest, "write", forbidden)
-            checkpoints.save(2, {"weights": {"x": jnp.ones(3)}}, {})
-            with pytest.raises(OSError, match=r"^saving checkpoint 2 in gs://.*: Forbidden: .*…$"):
-                checkpoints.wait()
-        assert checkpoint.steps(folder) == [1]
-        checkpoints.save(2, {"weights": {"x": jnp.ones(3)}}, {})
-    assert names(folder) == ["00000002.new1"]  # the failed write may continue for a while
-
-
-def test_a_run_that_cannot_be_made_leaves_nothing(folder: epath.Path, fixtures: Path) -> None:
-    old = run.load(fixtures / "run")
-
-    def full(checkpoints: AnyPath) -> None:
-        (checkpoints / "part").write_bytes(b"x")
-        raise OSError("Forbidden")
-
-    with pytest.raises(OSError, match="Forbidden"):
-        run.create(folder, old.config, old.tokenizers, {}, full)
-    assert not run.exists(folder)
-    assert files_below(folder) == {}
-    run.create(folder, old.config, old.tokenizers, {})
-    with pytest.raises(UserError, match=r"run gs://.* is not empty; name a new folder"):
-        run.create(folder, old.config, old.tokenizers, {})
-
-
 def test_a_run_is_made_in_a_folder_of_the_console(
     folder: epath.Path, bucket: Bucket, fixtures: Path
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.files import AnyPath
+from transformer_jax.files import AnyPath, files_below
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.run import Run
 
@@ -48,7 +48,7 @@ def test_unchosen_checkpoints_are_named(fixtures: Path) -> None:
         Translator.load(fixtures / "run", step=7)
 
 
-def again(folder: Path, old: Run, save: Callable[[AnyPath], None] = lambda _: None) -> Run:
+def again(folder: AnyPath, old: Run, save: Callable[[AnyPath], None] = lambda _: None) -> Run:
     """A new run with the config and the tokenizer of `old`."""
     return run.create(folder, old.config, old.tokenizers, {}, save)
 
@@ -67,17 +67,22 @@ def test_a_run_is_made_in_the_current_folder(
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
-def test_a_run_that_cannot_be_made_leaves_nothing(fixtures: Path, tmp_path: Path) -> None:
-    old = run.load(fixtures / "run")
+def test_a_run_that_cannot_be_made_leaves_nothing(fixtures: Path, place: AnyPath) -> None:
+    old, folder = run.load(fixtures / "run"), place / "r"
 
-    def full(folder: AnyPath) -> None:
-        folder.mkdir()
+    def full(checkpoints: AnyPath) -> None:
+        if isinstance(checkpoints, Path):  # in a bucket there are no folders
+            checkpoints.mkdir()
+        (checkpoints / "part").write_bytes(b"x")
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        again(tmp_path / "r", old, full)
-    assert not [*tmp_path.iterdir()]
-    assert again(tmp_path / "r", old).folder == tmp_path / "r"
+        again(folder, old, full)
+    assert not run.exists(folder)
+    assert files_below(place) == {}
+    assert again(folder, old).folder == folder
+    with pytest.raises(UserError, match="is not empty; name a new folder"):
+        again(folder, old)
 
 
 @pytest.mark.parametrize("moment", ["tokenizer.save", "_write"])

@@ -29,23 +29,6 @@ def test_every_format_gives_the_pairs(tmp_path: Path, end: str) -> None:
     assert list(Corpus(jsonl, fields=("en", "de")).pairs()) == PAIRS
 
 
-@pytest.mark.parametrize("name", ["x.tsv", "x.jsonl", "text"])
-def test_a_byte_order_mark_is_not_text(tmp_path: Path, name: str) -> None:
-    mark = b"\xef\xbb\xbf"
-    if name == "text":
-        corpus = text_pair(tmp_path, [("a", "b")])
-        paths = [Path(path) for path in corpus.split(",")]
-    else:
-        line = "a\tb\n" if name == "x.tsv" else '{"source": "a", "target": "b"}\n'
-        corpus = write(tmp_path / name, line)
-        paths = [Path(corpus)]
-    digest = Corpus(corpus).digest
-    for file in paths:
-        file.write_bytes(mark + file.read_bytes())
-    assert list(Corpus(corpus).pairs()) == [("a", "b")]
-    assert Corpus(corpus).digest == digest
-
-
 def test_a_line_feed_in_json_is_a_space(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", '{"source": "a\\nb", "target": "\\ud83d\\ude00"}')
     assert list(Corpus(path).pairs()) == [("a b", "😀")]

@@ -48,14 +48,6 @@ def test_an_error_follows_the_lines_before_it() -> None:
         next(parts)
 
 
-def test_no_more_than_some_windows_are_read_ahead() -> None:
-    lines = iter(["x"] * 10_000)
-    parts = windows(lines, 10)
-    next(parts)
-    assert operator.length_hint(lines) > 9_950
-    assert sum(map(len, parts)) == 9990
-
-
 def test_nobody_reads_for_windows_that_are_not_asked_for() -> None:
     before, lines = {*threading.enumerate()}, iter(["x"] * 100)
     parts = windows(lines, 10)

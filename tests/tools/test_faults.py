@@ -3,18 +3,16 @@
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from training_process import reference, two_processes
 
 from tools.billion_pairs import billion_pairs
-from tools.faults import OPERATIONS, SECONDS, Case, kill_case, outcome, save_stall, scalars
+from tools.faults import OPERATIONS, SECONDS, Case, kill_case, outcome, save_stall
 from tools.processes import Fault
 from transformer_jax.config import Config
 from transformer_jax.runs import manifest
 from transformer_jax.runs.run import Run
-from transformer_jax.training.reporters import MetricsFile, TensorBoard, read_metrics
 
 
 @pytest.mark.long
@@ -80,31 +78,3 @@ def test_differences_are_noticed(finished: Run, tmp_path: Path) -> None:
     (newest / manifest.NAME).unlink()
     manifest.write(newest, 12, best)
     assert differences() == ["arrays", "progress"]
-
-
-def test_scalars_are_those_that_tensorboard_shows(tmp_path: Path) -> None:
-    """A run is killed after step 8. It continues at step 4, whose evaluation it repeats."""
-    folder = tmp_path / "tensorboard"
-
-    def write(first: int, evaluated: int, steps: range, name: str) -> None:
-        metrics = MetricsFile(tmp_path / "metrics.jsonl")
-        metrics.cut(first, evaluated)
-        with TensorBoard(folder) as board:
-
-            def report(kind: str, step: int, **values: Any) -> None:
-                for reporter in (metrics, board):
-                    reporter({"kind": kind, "step": step, **values})
-
-            report("message", first, text="")
-            for step in steps:
-                if step > first:
-                    report("train", step, loss=step / 2, minutes=0.5)
-                if step == 4:
-                    report("evaluation", step, sets={"dev": {"bleu": 1.5}})
-        next(folder.glob("*.out.*")).rename(folder / name)  # otherwise named by the second
-
-    write(0, 0, range(2, 9, 2), "events.1")
-    write(4, 0, range(4, 13, 2), "events.2")
-    wanted = [(step, "loss", step / 2) for step in range(2, 13, 2)]
-    assert scalars(folder) == sorted([*wanted, (4, "dev/bleu", 1.5)])
-    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 7

@@ -1,15 +1,13 @@
 """The measurements of documents run on something tiny, and compute what they say."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from common import VOCABULARY, tiny, write_pairs
+from common import VOCABULARY, tiny
 
-from tools import decode, measure
-from tools.scores import Data
+from tools import measure
 from transformer_jax.benchmark import results
 from transformer_jax.runs.run import Run
 
@@ -55,29 +53,3 @@ def test_a_result_is_written_also_where_git_is_missing(
     written = json.loads(path.read_text("utf-8"))
     assert tuple(written) == (*results.HEADER, "value")
     assert written["commit"] == ""
-
-
-STUB = """
-import sys
-from unittest.mock import MagicMock
-sys.modules[__name__] = MagicMock(__version__="none")
-"""
-REDUCED_DECODING = {"MODES": {"beam5": 2, "greedy": 1}, "BATCHES": (2, 4), "TURNS": 2}
-
-
-@pytest.mark.long
-def test_decoding_is_compared_as_its_result_file_holds(
-    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With stubs of the libraries that are not installed here."""
-    for name in ("torch", "transformers"):
-        (tmp_path / f"{name}.py").write_text(STUB, "utf-8")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
-    monkeypatch.setenv("XLA_FLAGS", "")
-    pairs = Data(str(tmp_path), write_pairs(tmp_path, "pairs", 6, 1))
-    monkeypatch.setattr(decode, "MULTI30K", pairs)
-    for name, value in REDUCED_DECODING.items():
-        monkeypatch.setattr(decode, name, value)
-    measured = decode.measure(finished, tmp_path, sys.executable, tmp_path)
-    missing = committed("decode") - names(measured)
-    assert {x for x in missing if "/best/" not in x} == set()

@@ -6,31 +6,10 @@ import sys
 
 import pytest
 
-from tools.shape import ROOT, code_lines
+from tools.shape import ROOT
 
 LIMITS = {"train": (14, 9), "model": (9, 6), "translate": (13, 8)}
 """The greatest numbers of calls and of files on each way."""
-
-TEXT = '''"""A docstring
-of two lines."""
-
-import os  # a comment with code
-
-LIMIT = 3
-"""A docstring of a constant."""
-
-
-def f() -> str:
-    """A docstring."""
-    # a comment
-    return """
-    text
-    """
-'''
-
-
-def test_blanks_comments_and_docstrings_are_no_code() -> None:
-    assert code_lines(TEXT) == 6
 
 
 @pytest.mark.long

@@ -1,7 +1,6 @@
 """The runner of studies: runs side by side, continued, and rows that are kept."""
 
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,7 @@ import pytest
 
 from tools.common import config_file
 from tools.scores import Data, translations
-from tools.study import Study, kept, outputs_file, run_study, train_each
+from tools.study import Study, kept, outputs_file, run_study
 from transformer_jax.benchmark import results
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.runs import card, run
@@ -65,22 +64,6 @@ def test_runs_are_trained_continued_and_scored(tiny: Study) -> None:
     assert outputs_file("tiny", "a").read_text("utf-8").count("\n") == 20
 
 
-@pytest.mark.long
-def test_the_only_run_of_a_study_is_the_whole_result(tiny: Study) -> None:
-    run_study("one", replace(tiny, rows={"": {}}))
-    assert card.load("results/one.json").config.train.steps == 4
-    assert kept("one", {"": tiny.configs()["a"]}) == {}
-    assert outputs_file("one", "dev").exists()
-    assert Path("runs/one.log").exists()
-
-
-@pytest.mark.long
-def test_a_training_that_fails_ends_the_study(tiny_config: Config, tmp_path: Path) -> None:
-    data = replace(tiny_config.data, train=("missing.tsv",))
-    with pytest.raises(SystemExit, match=r"bad\.log: train ended with status 2"):
-        list(train_each({"bad": replace(tiny_config, data=data)}, tmp_path))
-
-
 @pytest.fixture
 def stored(finished: Run) -> dict[str, Any]:
     """The card of `finished`, which is that of row a of a result. Row b has none."""
@@ -108,16 +91,3 @@ def test_rows_of_other_configs_data_and_versions_are_made_anew(
     results.write("tiny", "make x", {"rows": {"a": {"card": stored}}})
     assert kept("tiny", configs) == kept("tiny", configs, only=["a"]) == {}
     assert list(kept("tiny", configs, only=["b"])) == ["a"]  # which is not to be trained now
-
-
-@pytest.mark.usefixtures("stored")
-def test_the_data_of_a_row_may_be_elsewhere(finished: Run, tmp_path: Path) -> None:
-    names = finished.config.data.train[0].split(",")
-    moved = [Path(shutil.copy(name, tmp_path)) for name in names]
-    data = replace(finished.config.data, train=(",".join(map(str, moved)),))
-    elsewhere = {"a": replace(finished.config, data=data)}
-    assert list(kept("tiny", elsewhere)) == ["a"]
-    moved[0].write_text("other\n" * 150, "utf-8")
-    assert kept("tiny", elsewhere) == {}
-    moved[0].unlink()
-    assert kept("tiny", elsewhere) == {}

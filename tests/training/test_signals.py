@@ -6,7 +6,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,35 +56,35 @@ def signal_while(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         jax.monitoring.unregister_event_duration_listener(listener)
 
 
+def soon_again() -> None:
+    again = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM))
+    again.start()
+    signal.raise_signal(signal.SIGTERM)
+    again.join()
+
+
+def at_once() -> None:
+    """As from a terminal and a supervisor together. Python handles both in one go."""
+    both = (signal.SIGINT, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, both)
+    for number in both:  # not to the process, whose other threads block neither
+        signal.pthread_kill(threading.get_ident(), number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
+
+
 @needs_main_thread
-def test_a_signal_that_arrives_twice_is_a_single_request() -> None:
+@pytest.mark.parametrize(
+    ("arrive", "first"), [(soon_again, signal.SIGTERM), (at_once, signal.SIGINT)]
+)
+def test_two_signals_at_a_time_are_a_single_request(
+    arrive: Callable[[], None], first: signal.Signals
+) -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
     try:
         with signals.stop_signals() as stop:
-            again = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM))
-            again.start()
-            signal.raise_signal(signal.SIGTERM)
-            again.join()
-            assert (stop.signal, seen) == (signal.SIGTERM, [])
-            signal.raise_signal(signal.SIGTERM)
-            assert seen == [signal.SIGTERM]
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@needs_main_thread
-def test_two_signals_that_python_sees_at_once_are_a_single_request() -> None:
-    """As from a terminal and a supervisor together. Python handles both in one go."""
-    both, seen = (signal.SIGINT, signal.SIGTERM), []
-    before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
-    try:
-        with signals.stop_signals() as stop:
-            signal.pthread_sigmask(signal.SIG_BLOCK, both)
-            for number in both:  # not to the process, whose other threads block neither
-                signal.pthread_kill(threading.get_ident(), number)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
-            assert (stop.signal, seen) == (signal.SIGINT, [])
+            arrive()
+            assert (stop.signal, seen) == (first, [])
             signal.raise_signal(signal.SIGTERM)
             assert seen == [signal.SIGTERM]
     finally:
@@ -126,8 +126,9 @@ def test_a_signal_waits_for_the_program_that_is_compiled(
     assert checkpoint.steps(tmp_path / "r" / "checkpoints") == saved
     if saved == [6]:
         assert checkpoint.progress(tmp_path / "r" / "checkpoints", 6)["evaluated"] == 0
-    whole = finished if shapes == 1 else train(config, tmp_path / "whole")
-    assert_same(train(config, tmp_path / "r"), whole)
+    if saved:  # otherwise the run begins anew
+        whole = finished if shapes == 1 else train(config, tmp_path / "whole")
+        assert_same(train(config, tmp_path / "r"), whole)
 
 
 def test_an_evaluation_is_given_up_between_two_batches(
