@@ -113,6 +113,22 @@ def test_a_beam_is_as_large_as_the_phrases_need(finished: Run) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("phrases", "prefix", "changes"),
+    [
+        (["neu"], "", {"suppress": ("▁neu",)}),
+        (["neu neu"], "", {"no_repeat_ngrams": 1}),
+        (["neu"], "alt " * 4, {"max_length": 5}),
+    ],
+)
+def test_phrases_that_no_output_can_hold_are_refused(
+    phrases: list[str], prefix: str, changes: dict[str, Any], finished: Run
+) -> None:
+    translator = Translator.load(finished.folder, decode=DecodeConfig(beam=8, **changes))
+    with pytest.raises(UserError, match="line 4: no output holds its phrases"):
+        translator.translate(["new", "old"], [prefix] * 2, [phrases, []], first=4)
+
+
 def test_threads_may_share_a_translator(finished: Run) -> None:
     lines = [f"red {'blue ' * (i % 7)}" for i in range(48)]
     decode = DecodeConfig(beam=2, batch_tokens=64)

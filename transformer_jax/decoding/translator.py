@@ -216,7 +216,7 @@ class Translator(TrainedModel):
             if rest and requests[-1].phrases:
                 raise UserError(f"line {first + i}: is too long for phrases; give it as several")
             requests += [self._request(each, first + i)._replace(lines=0) for each in rest]
-        results = self._search(requests, done)
+        results = list(map(_holding, requests, self._search(requests, done)))
         if self._scorer is not None:
             results = self._with_attention(self._scorer.with_params(self.params), requests, results)
         each = map(Translation, results, chain.from_iterable(parts))
@@ -433,10 +433,25 @@ def _without_contained(phrases: Iterable[list[int]]) -> list[list[int]]:
     holds all of them."""
     kept: list[list[int]] = []
     for phrase in sorted(phrases, key=len, reverse=True):
-        size = len(phrase)
-        if not any(phrase == ids[i : i + size] for ids in kept for i in range(len(ids))):
+        if not any(_contains(ids, phrase) for ids in kept):
             kept.append(phrase)
     return [phrase for phrase in kept if phrase]
+
+
+def _contains(ids: Sequence[int], phrase: Sequence[int]) -> bool:
+    size = len(phrase)
+    return any([*ids[i : i + size]] == phrase for i in range(len(ids)))
+
+
+def _holding(request: _Request, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    """Returns the hypotheses that hold the phrases of a line. UserError: none does."""
+    kept = [h for h in hypotheses if all(_contains(h.ids, each) for each in request.phrases)]
+    if request.source and not kept:
+        raise UserError(
+            f"line {request.number}: no output holds its phrases after its prefix, with decode."
+            "max_length, max_ratio, suppress and no_repeat_ngrams; change these, or leave some out"
+        )
+    return kept or hypotheses
 
 
 def _power_of_two(count: int) -> int:
