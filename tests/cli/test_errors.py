@@ -107,7 +107,7 @@ REFUSED = [
     (f"{SMALL} --metric=math:fsum", "--metric 'math:fsum': TypeError:"),
     (
         f"{SMALL} --metric=builtins:zip --config.data.dev",
-        "--metric zip: needs a development corpus",
+        "zip: needs a development corpus",
     ),
     (f"{SMALL} --metric=no_such:comet", "--metric 'no_such:comet': cannot be imported"),
     (f"{SMALL} --reporter=math:report", "--reporter 'math:report': cannot be imported"),
