@@ -25,22 +25,18 @@ from functools import cached_property
 from pathlib import Path
 from signal import SIGINT, SIGKILL, SIGTERM, Signals
 from typing import Any
-from unittest.mock import patch
 
-import numpy as np
 from tensorboardX.proto import event_pb2
 
 from configs.quickstart import get_config
-from tools.billion_pairs import billion_pairs
 from tools.common import config_file
 from tools.damage import array_digests, damage_campaign
 from tools.processes import Fault, finish, start
 from transformer_jax.benchmark import results
 from transformer_jax.config import Config, TrainConfig, to_json
-from transformer_jax.runs import checkpoint, manifest
+from transformer_jax.runs import checkpoint
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.training.reporters import read_metrics
-from transformer_jax.training.trainer import train
 
 FOLDER = Path("runs/faults")
 TIMED = ("tokens_per_s", "minutes", "seconds_left", "mfu", "time")
@@ -197,35 +193,6 @@ def signal_case(number: Signals, phase: str, draw: random.Random) -> Case:
     return Case({"signal": number.name, "phase": phase}, [fault], 128 + number, said)
 
 
-def save_stall(folder: Path, turns: int, steps: int = 12) -> dict[str, float]:
-    """Trains the quickstart in turns of `steps` without a save and as many after one. Returns the
-    median of what a save adds to the steps after it, in milliseconds, and the most that digests can
-    add to that, as a share of it."""
-    config, ends, digests = get_config(), list[float](), list[float]()
-    config = replace(
-        config,
-        data=replace(config.data, dev=(), shapes=1, cache=str(folder / "cache")),
-        train=TrainConfig(steps=2 * steps * (turns + 1), save_every=2 * steps, log_every=steps),
-    )
-    write = manifest.write
-
-    def timed_write(*arguments: Any) -> None:
-        began = time.perf_counter()
-        write(*arguments)  # computes the digests
-        digests.append(time.perf_counter() - began)
-
-    def report(record: dict[str, Any]) -> None:
-        if record["kind"] == "train":
-            ends.append(time.perf_counter())
-
-    with patch.object(manifest, "write", timed_write):
-        train(config, folder / "run", reporters=[report])
-    # A step is reported before it is saved: a save is in the second half of a turn.
-    seconds = np.diff(ends)
-    stall = float(np.median(seconds[1::2] - seconds[:-1:2]))
-    return {"step_stall_ms": stall * 1e3, "digest_share_of_stall": float(np.mean(digests)) / stall}
-
-
 def make_config(folder: Path) -> Config:
     """Returns the quickstart's config for 40 steps, and writes its corpora to `folder`.
 
@@ -286,8 +253,6 @@ def campaign(config: Config, draw: random.Random) -> dict[str, Any]:
         "damaged_files": len(damage["damaged_files"]),
         "damage_outcomes": dict(sorted(outcomes.items())),
         "silent_loads": damage["silent_loads"],
-        **save_stall(FOLDER / "stall", turns=9),
-        "billion_pairs": billion_pairs((10**6, 10**9), 10**7, FOLDER / "pairs"),
     }
 
 

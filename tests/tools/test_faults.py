@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from training_process import reference, two_processes
 
-from tools.billion_pairs import billion_pairs
-from tools.faults import OPERATIONS, SECONDS, Case, kill_case, outcome, save_stall
+from tools.costs import billion_pairs, save_stall
+from tools.faults import OPERATIONS, SECONDS, Case, kill_case, outcome
 from tools.processes import Fault
 from transformer_jax.config import Config
 from transformer_jax.runs import manifest

@@ -1,31 +1,42 @@
-"""Measures the loader on corpora of up to a billion pairs.
+"""Measures what saving adds to a step, and the loader on corpora of up to a billion pairs.
 
-The pairs of the largest corpora are computed from their index, so they need no disk; those of the
-corpus on the disk are text, which is tokenized into the cache. Each corpus is loaded in a process
-of its own.
+    python -m tools.costs
+
+Writes results/costs.json. The pairs of the largest corpora are computed from their index, so they
+need no disk; those of the corpus on the disk are text, which is tokenized into the cache. Each
+corpus is loaded in a process of its own.
 """
 
 import itertools
+import re
+import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from jaxtyping import Int, Int32
 
-from tools.common import peak_mib
-from transformer_jax.config import Config, DataConfig, TokenizerConfig
+from configs.quickstart import get_config
+from transformer_jax.allocator import restart_with_allocator
+from transformer_jax.benchmark import results
+from transformer_jax.config import Config, DataConfig, TokenizerConfig, TrainConfig
 from transformer_jax.data.buckets import Lengths
 from transformer_jax.data.dataset import Examples, Report, tokenize
 from transformer_jax.data.loader import CHUNK, Loaded, Loader
 from transformer_jax.data.ragged import Ragged
+from transformer_jax.runs import manifest
 from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpus
+from transformer_jax.training.trainer import train
 
 CONFIG = Config(data=DataConfig(shapes=4))
 BATCHES = 200
@@ -98,26 +109,39 @@ def measure(corpus: int | Path) -> dict[str, Any]:
     """Returns what it takes to load batches from the start and from the middle of an epoch.
 
     - corpus: the number of computed pairs, or the file of the pairs on the disk.
-    - peak_mib: how much the peak of this process's resident memory has grown.
+    - peak_mib: how much this process's memory has grown at most, without the pages of files, which
+      the system takes back when it needs them.
     - resumed: whether batches after a position are those of an epoch that went through it.
     """
     on_disk = isinstance(corpus, Path)
     examples = load_text(corpus) if on_disk else compute(corpus)
-    Path("/proc/self/clear_refs").write_text("5")  # begins the peak anew
-    before = peak_mib()
+    before, stop, peaks = private_mib(), threading.Event(), [0.0]
+
+    def watch() -> None:
+        while not stop.wait(0.002):
+            peaks.append(private_mib() - before)
+
+    threading.Thread(target=watch, daemon=True).start()
     middle = Loader(examples, CONFIG).chunks // 2 << 20
     first_s, others_s, _ = load(examples, 0, 1 + BATCHES)
     *middle_s, whole = load(examples, middle, BATCHES)
     *_, again = load(examples, whole[9].after, BATCHES - 10)
+    stop.set()
     return {
         "kind": "on the disk" if on_disk else "computed",
         "pairs": len(examples),
-        "peak_mib": peak_mib() - before,
+        "peak_mib": max(peaks),
         "first_batch_s": first_s,
         "batch_ms": others_s * 1e3 / BATCHES,
         "middle_s": sum(middle_s),
         "resumed": all(map(_same, whole[10:], again)),
     }
+
+
+def private_mib() -> float:
+    """Returns the memory of this process without the pages of files."""
+    status = Path("/proc/self/status").read_text("utf-8")
+    return int(re.findall(r"RssAnon:\s+(\d+) kB", status)[0]) / 1024
 
 
 def load(examples: Examples, position: int, count: int) -> tuple[float, float, list[Loaded]]:
@@ -134,3 +158,45 @@ def load(examples: Examples, position: int, count: int) -> tuple[float, float, l
 def _same(one: Loaded, other: Loaded) -> bool:
     pairs = zip(one.batch[:3], other.batch[:3], strict=True)
     return one.after == other.after and all(np.array_equal(a, b) for a, b in pairs)
+
+
+def save_stall(folder: Path, turns: int, steps: int = 12) -> dict[str, float]:
+    """Trains the quickstart in turns of `steps` without a save and as many after one. Returns the
+    median of what a save adds to the steps after it, in milliseconds, and the most that digests can
+    add to that, as a share of it."""
+    config, ends, digests = get_config(), list[float](), list[float]()
+    config = replace(
+        config,
+        data=replace(config.data, dev=(), shapes=1, cache=str(folder / "cache")),
+        train=TrainConfig(steps=2 * steps * (turns + 1), save_every=2 * steps, log_every=steps),
+    )
+    write = manifest.write
+
+    def timed_write(*arguments: Any) -> None:
+        began = time.perf_counter()
+        write(*arguments)  # computes the digests
+        digests.append(time.perf_counter() - began)
+
+    def report(record: dict[str, Any]) -> None:
+        if record["kind"] == "train":
+            ends.append(time.perf_counter())
+
+    with patch.object(manifest, "write", timed_write):
+        train(config, folder / "run", reporters=[report])
+    # A step is reported before it is saved: a save is in the second half of a turn.
+    seconds = np.diff(ends)
+    stall = float(np.median(seconds[1::2] - seconds[:-1:2]))
+    return {"step_stall_ms": stall * 1e3, "digest_share_of_stall": float(np.mean(digests)) / stall}
+
+
+def main() -> None:
+    """Measures both and writes the result file."""
+    with tempfile.TemporaryDirectory() as name:
+        found: dict[str, Any] = save_stall(Path(name) / "stall", turns=9)
+        found["billion_pairs"] = billion_pairs((10**6, 10**9), 10**7, Path(name) / "pairs")
+    print(results.write("costs", "make measure NAME=costs", found))
+
+
+if __name__ == "__main__":
+    restart_with_allocator()
+    main()
