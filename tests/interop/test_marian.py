@@ -254,3 +254,71 @@ def test_files_that_are_refused(
     line = error_line(["import", str(tmp_path), f"--run={tmp_path / 'run'}"], capsys)
     assert re.search(f"{model}: .*{message}", line)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"decoder.yml": b"vocabs: [../a.spm, b.spm]"}, "must be two files in its folder"),
+        ({"decoder.yml": b"vocabs: [a.spm, b.spm]"}, "a.spm: No such file"),
+        (
+            {"decoder.yml": b"vocabs: [a.yml, a.yml]", "a.yml": b"{a: 1}"},
+            "source.spm: No such file",
+        ),
+        ({"decoder.yml": b"{vocabs: ["}, "is no YAML"),
+        ({"other.npz": b""}, r"has 2 models \(model.npz, other.npz\); name the file of one"),
+        ({"vocab.spm": b"text"}, "vocab.spm: not a SentencePiece model"),
+        ({"a.spm": b"", "b.spm": b""}, "has 3 SentencePiece models"),
+    ],
+)
+def test_folders_that_are_refused(
+    files: dict[str, bytes], message: str, vocabulary: bytes, tmp_path: Path, capsys: Any
+) -> None:
+    (tmp_path / "model.npz").write_bytes(as_npz(with_options(make_arrays(OPTIONS), OPTIONS)))
+    for name, content in ({"vocab.spm": vocabulary} | files).items():
+        (tmp_path / name).write_bytes(content)
+    line = error_line(["import", f"--run={tmp_path / 'run'}", str(tmp_path)], capsys)
+    assert re.search(message, line)
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "file").touch()
+    line = error_line(["import", f"--run={tmp_path / 'run'}", str(tmp_path)], capsys)
+    assert "is not a run" in line
+
+
+def test_an_embedding_of_another_size_is_refused(
+    vocabulary: bytes, tmp_path: Path, capsys: Any
+) -> None:
+    arrays = make_arrays(OPTIONS)
+    arrays["Wemb"] = arrays["Wemb"][:-1]
+    (tmp_path / "model.bin").write_bytes(as_bin(with_options(arrays, OPTIONS)))
+    (tmp_path / "vocab.spm").write_bytes(vocabulary)
+    line = error_line(["import", f"--run={tmp_path / 'run'}", str(tmp_path)], capsys)
+    assert "Wemb: has 199 rows; must be 200, one for each id" in line
+
+
+def test_ids_of_pieces_from_a_file(vocabulary: bytes, tmp_path: Path) -> None:
+    """As in the archives of OPUS-MT: pieces that the file lacks are read as <unk>."""
+    processor = sentencepiece.SentencePieceProcessor(model_proto=vocabulary)
+    pieces = [processor.id_to_piece(i) for i in range(VOCABULARY)]
+    listed = ["</s>", "<unk>", *reversed(pieces[2:180]), ">>deu<<", "only_target"]
+    ids = {piece: i for i, piece in enumerate(listed)}
+    for name in ("source.spm", "target.spm"):
+        (tmp_path / name).write_bytes(vocabulary)
+    (tmp_path / "vocab.yml").write_text(yaml.safe_dump(ids), "utf-8")
+    (tmp_path / "decoder.yml").write_text("vocabs: [vocab.yml, vocab.yml]\nbeam-size: 3\n")
+    arrays = make_arrays(OPTIONS)
+    for name in ("Wemb", "decoder_ff_logit_out_b"):
+        arrays[name] = np.take(arrays[name], range(len(ids)), -1 - name.startswith("W"))
+    (tmp_path / "model.npz").write_bytes(as_npz(with_options(arrays, OPTIONS)))
+    imported = load(tmp_path)
+    assert imported.decode.beam == 3
+    source, target = imported.tokenizers
+    text = "The old teacher buys a new book."
+    assert source.pieces(source.encode(f">>deu<< {text}"))[0] == "▁>>deu<<"
+    assert source.pieces(source.encode(text)) == processor.encode(text, out_type=str)
+    table = imported.params["target_embedding"]["embedding"]
+    for i, piece in enumerate(target.pieces(range(4, target.size)), 4):
+        row = ids.get(piece.removeprefix("▁") if ">>" in piece else piece, ids["<unk>"])
+        np.testing.assert_array_equal(table[i], arrays["Wemb"][row])
+    assert target.decode([target.find("only_target")]) == "only_target"
