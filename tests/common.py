@@ -1,6 +1,7 @@
 """Small models, batches and comparisons that several tests share."""
 
 import random
+import socket
 import subprocess
 import time
 import unicodedata
@@ -292,6 +293,18 @@ def never(ranks: jax.Array, bound: jax.Array) -> jax.Array:
     """The `Stop` of a beam search that goes on up to the greatest length."""
     del bound
     return jnp.zeros(ranks.shape[0], bool)
+
+
+def translations(fixtures: Path) -> list[list[str]]:
+    """Source, greedy translation, and translation with four beams, of the run in `fixtures`."""
+    text = (fixtures / "run_translations.tsv").read_text("utf-8")
+    return [line.split("\t") for line in text.splitlines()]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from common import error_line
+from common import changed, error_line
 
 from transformer_jax.cli.main import main
 from transformer_jax.config import Config
@@ -23,10 +23,10 @@ def reverse(tiny_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Ru
         tuple(",".join(reversed(name.split(","))) for name in names)
         for names in (tiny_config.data.train, tiny_config.data.dev)
     ]
-    data = replace(tiny_config.data, train=swapped[0], dev=swapped[1])
-    model = replace(tiny_config.model, dropout=0.0, attention_dropout=0.0, ffn_dropout=0.0)
-    options = replace(tiny_config.train, steps=150, evaluate_every=150, save_every=150)
-    return train(replace(tiny_config, model=model, data=data, train=options), folder / "run")
+    model: Any = dict.fromkeys(("dropout", "attention_dropout", "ffn_dropout"), 0.0)
+    steps: Any = dict.fromkeys(("steps", "evaluate_every", "save_every"), 150)
+    data = {"train": swapped[0], "dev": swapped[1]}
+    return train(changed(tiny_config, model=model, data=data, train=steps), folder / "run")
 
 
 @pytest.fixture

@@ -792,12 +792,13 @@ def test_a_module_of_ones_own_is_imported_on_the_command_line_only(
     assert stored["model"]["cross_attention"]["kind"] == "sharp"
     assert stored["execution"]["kernel"] == "own_attention:kernel"
     assert run.load(Path("run")).config.execution.kernel == "auto"
+    translation = ["translate", "--run=run", "--input=/dev/null"]
     longer = ["train", "--run=run", "--config.train.steps=2", "--config.execution.kernel=auto"]
-    for command in (["translate", "--run=run", "--input=/dev/null"], longer):
-        forget()
-        capsys.readouterr()
+    forget()
+    capsys.readouterr()
+    for command in (translation, longer):
         assert ": unknown" in error_line(command, capsys)
-        main([*command, *imported])
+    main([*translation, *imported])
     forget()
     capsys.readouterr()
     error = error_line(["translate", "--run=run", "--import", "nowhere"], capsys)

@@ -40,11 +40,10 @@ def test_a_run_is_trained_continued_and_used_below_an_odd_folder(
     )
     command = ["train", f"--config={config_file(config, odd / 'config.py')}", f"--run={odd / 'r'}"]
     main(command)
-    main([*command, "--config.train.steps=4"])
-    main(["train", f"--run={odd / 'r'}", "--config.train.steps=6"])
+    main(["train", f"--run={odd / 'r'}", "--config.train.steps=4"])
     assert f"{dev}".splitlines()[0].split("[b]")[1] in capsys.readouterr().err
     reached = run.load(odd / "r")
-    assert reached.newest_steps() == [2, 4, 6]
+    assert reached.newest_steps() == [2, 4]
     lines, out = odd / "dev.en", odd / "out.de"
     main(["translate", f"--run={odd / 'r'}", f"--input={lines}", f"--output={out}", "--beam=1"])
     assert len(out.read_text("utf-8").split("\n")) == 21

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from cluster_programs import (
     container_of,
     job_of,
 )
+from common import free_port
 
 from tools.common import config_file
 from transformer_jax.config import Config
@@ -100,10 +100,8 @@ def test_two_pods_stop_together_and_finish(
     """With the real command. Both fail, so that the Job does."""
     programs.train_for_real()
     config = config_file(tiny_config, tmp_path / "config.py")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    changes = {"/shared/config.py": str(config), "/shared": str(tmp_path), ":1234": f":{port}"}
+    port = f":{free_port()}"
+    changes = {"/shared/config.py": str(config), "/shared": str(tmp_path), ":1234": port}
 
     def start(steps: int) -> list[subprocess.Popen[bytes]]:
         more = changes | {"train --": f"train --config.train.steps={steps} --"}

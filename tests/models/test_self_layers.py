@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from broken import Mean
-from common import assert_learns, assert_steps_are_teacher_forcing, build, flat, tiny
+from common import assert_learns, assert_steps_are_teacher_forcing, build, changed, flat, tiny
 
 from transformer_jax.attention import Context, Mask
 from transformer_jax.config import AttentionConfig, Config, DecodeConfig
@@ -84,11 +84,8 @@ def test_ssru_and_its_gradient_are_those_of_a_loop() -> None:
 
 @pytest.fixture(scope="module")
 def trained(tiny_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    model = replace(
-        tiny_config.model, self_layer=Mean.__name__, attention_dropout=0.0, max_length=64
-    )
-    config = replace(tiny_config, model=model)
-    return train(config, tmp_path_factory.mktemp("runs") / "mean")
+    model = {"self_layer": Mean.__name__, "attention_dropout": 0.0, "max_length": 64}
+    return train(changed(tiny_config, model=model), tmp_path_factory.mktemp("runs") / "mean")
 
 
 def test_a_beam_search_reorders_grows_and_regroups_its_state(

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from common import changed, wait_for
+from common import changed, free_port, translations, wait_for
 from object_store import Bucket
 
 from tools.common import config_file
@@ -99,15 +99,9 @@ def test_two_processes_train_as_one_and_stop_together(
     assert samples(made)[:2] == samples(finished)
 
 
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
 def places() -> list[list[str]]:
     """The options with which two processes find each other."""
-    join = f"--coordinator={free_address()}"
+    join = f"--coordinator=127.0.0.1:{free_port()}"
     return [[join, f"--process={index}/2"] for index in range(2)]
 
 
@@ -207,7 +201,7 @@ def test_processes_that_do_not_come_are_told(
 ) -> None:
     """Given an address, JAX does not look for it in the environment, of which it would warn."""
     config = config_file(tiny_config, tmp_path / "config.py")
-    address = free_address()
+    address = f"127.0.0.1:{free_port()}"
     impatient = "from transformer_jax.parallel import processes; processes.JOIN_TIMEOUT = 3; "
     options = [f"--coordinator={address}", "--process=1/2"]
     with monkeypatch.context() as pod:
@@ -226,16 +220,10 @@ def test_processes_that_do_not_come_are_told(
     assert not (tmp_path / "run").exists()
 
 
-def rows(fixtures: Path) -> list[list[str]]:
-    """Source, greedy translation, and translation with four beams, of the run in `fixtures`."""
-    text = (fixtures / "run_translations.tsv").read_text("utf-8")
-    return [line.split("\t") for line in text.splitlines()]
-
-
 @pytest.mark.long
 def test_two_processes_translate_as_one(fixtures: Path) -> None:
     """Each sentence once, in order. Process 0 alone reads, writes and warns."""
-    sources, wanted, _ = zip(*rows(fixtures)[:4], strict=True)
+    sources, wanted, _ = zip(*translations(fixtures)[:4], strict=True)
     lines = [*sources, "", "red " * 40]
     command = ["translate", f"--run={fixtures / 'run'}", "--beam=1", "--processes=2", "--truncate"]
     translating = begin(*command)
@@ -266,7 +254,7 @@ def test_two_processes_evaluate_as_one(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     corpus = str(tmp_path / "corpus.tsv")
-    text = "".join(f"{source}\t{best}\n" for source, _, best in rows(fixtures)[1:])
+    text = "".join(f"{source}\t{best}\n" for source, _, best in translations(fixtures)[1:])
     Path(corpus).write_text(text + "old\tneu\n", "utf-8")
     [wanted] = evaluate(Translator.load(fixtures / "run"), [corpus])
     options = [f"--run={fixtures / 'run'}", f"--data={corpus}", "--json", "--mesh", "fsdp=2"]

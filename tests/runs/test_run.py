@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from common import translations
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.translator import Translator
@@ -18,17 +19,9 @@ from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.run import Run
 
 
-@pytest.fixture
-def rows(fixtures: Path) -> list[tuple[str, ...]]:
-    """Source, greedy translation, and translation with four beams."""
-    text = (fixtures / "run_translations.tsv").read_text("utf-8")
-    return [tuple(line.split("\t")) for line in text.splitlines()]
-
-
 @pytest.mark.parametrize(("column", "beam"), [pytest.param(1, 1, marks=pytest.mark.long), (2, 4)])
-def test_a_run_of_this_format_translates_the_same(
-    fixtures: Path, rows: list[tuple[str, ...]], column: int, beam: int
-) -> None:
+def test_a_run_of_this_format_translates_the_same(fixtures: Path, column: int, beam: int) -> None:
+    rows = translations(fixtures)
     translator = Translator.load(fixtures / "run", decode=DecodeConfig(beam=beam))
     assert translator([row[0] for row in rows]) == [row[column] for row in rows]
 

@@ -1,7 +1,6 @@
 """The program for GPU machines, on a CPU."""
 
 import re
-from pathlib import Path
 
 import pytest
 from common import tiny
@@ -9,17 +8,6 @@ from common import tiny
 from tools import gpu
 from transformer_jax.config import Config, ExecutionConfig
 from transformer_jax.data.buckets import Shape
-
-
-def test_without_a_gpu_it_says_so_and_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        gpu.main()
-    assert stop.value.code == "make gpu: JAX finds no gpu, only cpu; docs/multi_device.md"
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.long

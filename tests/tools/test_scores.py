@@ -1,4 +1,4 @@
-"""The scores of a run: what translates, and what translations keep."""
+"""The scores of a run are those of the checkpoints that translate."""
 
 import shutil
 from pathlib import Path

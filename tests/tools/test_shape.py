@@ -1,4 +1,4 @@
-"""What `make shape` counts."""
+"""The ways that `make shape` prints are short, and those of the guide."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The studies: their configs are those of the committed cards, and their summaries are right."""
+"""The studies: their configs are those of the committed cards, and so are their scores."""
 
 from dataclasses import replace
 from pathlib import Path

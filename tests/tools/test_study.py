@@ -1,21 +1,17 @@
-"""The runner of studies: runs side by side, continued, and rows that are kept."""
+"""The runner of studies: runs side by side, continued and scored."""
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tools.common import config_file
 from tools.scores import Data, translations
-from tools.study import Study, kept, outputs_file, run_study
+from tools.study import Study, outputs_file, run_study
 from transformer_jax.benchmark import results
 from transformer_jax.config import Config, DecodeConfig
-from transformer_jax.runs import card, run
-from transformer_jax.runs.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -62,32 +58,3 @@ def test_runs_are_trained_continued_and_scored(tiny: Study) -> None:
     assert row["card"]["config"]["train"]["steps"] == 6
     assert row["machine"]["cores"] == len(cores)
     assert outputs_file("tiny", "a").read_text("utf-8").count("\n") == 20
-
-
-@pytest.fixture
-def stored(finished: Run) -> dict[str, Any]:
-    """The card of `finished`, which is that of row a of a result. Row b has none."""
-    stored = card.make(run.load(finished.folder))
-    results.write("tiny", "make x", {"rows": {"a": {"card": stored}, "b": {"bleu": 1.0}}})
-    return stored
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda stored: stored["provenance"]["versions"].update(jax="0.0.0"),
-        lambda stored: stored["provenance"]["data_digests"].update(dev={}),
-        lambda stored: stored["config"]["train"].update(seed=7),
-    ],
-    ids=["versions", "data", "config"],
-)
-def test_rows_of_other_configs_data_and_versions_are_made_anew(
-    stored: dict[str, Any], finished: Run, edit: Callable[[dict[str, Any]], None]
-) -> None:
-    configs = {"a": finished.config, "b": finished.config}
-    assert list(kept("tiny", configs)) == ["a"]
-    assert kept("missing", configs) == {}
-    edit(stored)
-    results.write("tiny", "make x", {"rows": {"a": {"card": stored}}})
-    assert kept("tiny", configs) == kept("tiny", configs, only=["a"]) == {}
-    assert list(kept("tiny", configs, only=["b"])) == ["a"]  # which is not to be trained now

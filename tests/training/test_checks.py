@@ -29,7 +29,7 @@ def failures(config: Config, folder: Path, names: set[str]) -> set[str]:
 @pytest.mark.parametrize(
     ("layer", "wanted"),
     [
-        ("Mean", set()),
+        pytest.param("Mean", set(), marks=pytest.mark.long),
         pytest.param("ssru", set(), marks=pytest.mark.long),
         ("LosesItsState", {"decoding with caches"}),
         pytest.param("ForgetsWhenItGrows", {"decoding with caches"}, marks=pytest.mark.long),

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from common import LENGTHS, flat, make_batch, tiny
+from common import LENGTHS, changed, flat, make_batch, tiny
 
 from tools.processes import sources
 from transformer_jax.config import Config, ExecutionConfig, MeshConfig, OptimizerConfig
@@ -48,9 +48,7 @@ def test_a_run_goes_on_with_other_devices(
 
     def piece(steps: int, mesh: MeshConfig, devices: int) -> Run:
         monkeypatch.setattr(setup, "make_mesh", partial(make_mesh, devices=jax.devices()[:devices]))
-        options = replace(tiny_config.train, steps=steps)
-        data = replace(tiny_config.data, dev=())
-        config = replace(tiny_config, mesh=mesh, data=data, train=options)
+        config = changed(replace(tiny_config, mesh=mesh), data={"dev": ()}, train={"steps": steps})
         return train(config, tmp_path / "r", reporters=[reported.append])
 
     monkeypatch.setattr(trainer, "shard_batch", recorded)
@@ -138,7 +136,6 @@ def test_muon_does_not_depend_on_the_mesh(tiny_config: Config, mesh: MeshConfig)
 @pytest.mark.parametrize(
     ("kind", "mesh", "executor"),
     [
-        ("muon", MeshConfig(data=1), "jit"),
         ("muon", MeshConfig(data=2, fsdp=4), "jit"),
         pytest.param("adam", MeshConfig(data=8), "pmap", marks=pytest.mark.long),
     ],

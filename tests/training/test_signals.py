@@ -7,13 +7,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
-from common import wait_for
+from common import changed, wait_for
 from training_process import assert_same, reference, two_processes
 
 from tools.faults import signal_case
@@ -114,11 +113,7 @@ def test_a_signal_waits_for_the_program_that_is_compiled(
 ) -> None:
     """And for no other: a step that was compiled runs, an evaluation is given up. All steps are
     saved, and the run goes on as if nothing had happened."""
-    config = replace(
-        tiny_config,
-        data=replace(tiny_config.data, shapes=shapes),
-        train=replace(tiny_config.train, save_every=100),
-    )
+    config = changed(tiny_config, data={"shapes": shapes}, train={"save_every": 100})
     signal_while(program, n)
     with pytest.raises(SystemExit) as caught:
         train(config, tmp_path / "r")
@@ -168,7 +163,7 @@ def test_a_second_signal_ends_the_process_while_it_evaluates(
     number: signal.Signals, tiny_config: Config, finished: run.Run, tmp_path: Path
 ) -> None:
     """A step that was due is saved before the programs of an evaluation are compiled."""
-    often = replace(tiny_config, train=replace(tiny_config.train, save_every=6))
+    often = changed(tiny_config, train={"save_every": 6})
     fault = Fault("evaluating", signals=(number, number))
     end = reference(often, finished, tmp_path).train(tmp_path / "r", fault)
     assert end["status"] == 128 + number
@@ -178,7 +173,7 @@ def test_a_second_signal_ends_the_process_while_it_evaluates(
 
 @pytest.mark.long
 def test_a_second_signal_ends_all_processes(tiny_config: Config, tmp_path: Path) -> None:
-    endless = replace(tiny_config, train=replace(tiny_config.train, steps=100_000))
+    endless = changed(tiny_config, train={"steps": 100_000})
     process = two_processes(endless, tmp_path).start(tmp_path / "r")
     wait_for(tmp_path / "r/checkpoints/00000004", process)
     both = children(process)
@@ -204,8 +199,7 @@ def test_a_signal_to_every_process_is_a_single_request(
     """Supervisors send it to all processes, and the launcher passes it on. They agree on the end
     soon, though nothing is logged or evaluated, or once all have compiled the first step."""
     often: Any = dict.fromkeys(("steps", "log_every", "evaluate_every"), 100_000)
-    model = replace(tiny_config.model, layers=6 if compiling else 1)
-    endless = replace(tiny_config, model=model, train=replace(tiny_config.train, **often))
+    endless = changed(tiny_config, model={"layers": 6 if compiling else 1}, train=often)
     process = two_processes(endless, tmp_path).start(tmp_path / "r")
     wait_for(tmp_path / "r/checkpoints" / ("" if compiling else "00000004"), process)
     time.sleep(3 * compiling)
