@@ -83,6 +83,7 @@ BAD = [
     ({"model": {"dropout": "a"}}, "model.dropout='a': must be a number"),
     ({"model": {"dropout": float("nan")}}, "model.dropout=nan: must be a finite number"),
     ({"model": {"dropout": 10**400}}, "model.dropout=10+: must be a finite number"),
+    ({"decode": {"alpha": 1e39}}, "alpha=1e\\+39: must be a finite number, below 2"),
     ({"train": {"minutes": math.inf}}, "minutes=inf: must be a finite number"),
     ({"model": {"heads": 7}}, "model.heads=7: must be a divisor of model.d_model=512, such as 8"),
     ({"model": {"d_ff": -1}}, "model.d_ff=-1: must be above 0"),
