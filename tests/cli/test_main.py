@@ -409,12 +409,15 @@ def test_translation_may_end_while_it_waits_for_lines(
 
 
 @pytest.mark.long
-def test_an_interrupt_that_python_loses_ends_a_process() -> None:
+@pytest.mark.parametrize(
+    "set_up", ["common.end_at_interrupt()", "sys.unraisablehook = main.end_if_interrupted"]
+)
+def test_an_interrupt_that_python_loses_ends_a_process(set_up: str) -> None:
     """In a callback of a weak reference, as JAX has them, while a thread runs."""
-    program = """if True:
-        import os, signal, threading, time, weakref
-        from transformer_jax.cli.common import end_at_interrupt
-        end_at_interrupt()
+    program = f"""if True:
+        import os, signal, sys, threading, time, weakref
+        from transformer_jax.cli import common, main
+        {set_up}
         threading.Thread(target=time.sleep, args=(60,)).start()
         watched = threading.Lock()
         interrupt = weakref.ref(watched, lambda _: os.kill(os.getpid(), signal.SIGINT))
