@@ -1,6 +1,7 @@
 """The config: strict, validated, JSON in and out; every file in configs/ loads."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -77,6 +78,8 @@ BAD = [
     ({"model": {"dropout": "a"}}, "model.dropout='a': must be a number"),
     ({"model": {"dropout": float("nan")}}, "model.dropout=nan: must be a finite number"),
     ({"model": {"dropout": 10**400}}, "model.dropout=10+: must be a finite number"),
+    ({"decode": {"alpha": 1e39}}, "alpha=1e\\+39: must be a finite number, below 2"),
+    ({"train": {"minutes": math.inf}}, "minutes=inf: must be a finite number"),
     ({"model": {"heads": 7}}, "model.heads=7: must be a divisor of model.d_model=512, such as 8"),
     ({"model": {"d_ff": -1}}, "model.d_ff=-1: must be above 0"),
     ({"model": {"dropout": 1.0}}, "model.dropout=1.0: must be at least 0 and below 1"),

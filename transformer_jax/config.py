@@ -6,7 +6,6 @@ in the run as JSON. `from_json` reads it and refuses unknown keys, naming the ne
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import json
@@ -59,10 +58,9 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
 
 
 def _finite(name: str, value: int | float) -> float:
-    with contextlib.suppress(OverflowError):  # an int beyond the range of floats
-        if math.isfinite(value):
-            return float(value)
-    raise UserError(f"{name}={value!r}: must be a finite number")
+    if abs(value) < 2.0**128:  # the end of float32, and of what is computed with it
+        return float(value)
+    raise UserError(f"{name}={value!r}: must be a finite number, below 2^128")
 
 
 def _in_range(name: str, value: int) -> int:

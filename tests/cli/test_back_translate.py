@@ -61,6 +61,8 @@ def test_it_writes_pairs_and_continues_when_it_was_interrupted(
     sources = Translator.load(reverse.folder, decode=decode)([lines[0], *lines[3:]])
     assert [source for source, _ in pairs] == [source.text for source in sources]
     assert capsys.readouterr().err.endswith("3 pairs; 2 lines left out: blank, or so translated\n")
+    same = [each.replace("x.tsv", "x.de") for each in command]
+    assert "x.de: is also an input" in error_line([*same, f"--text={tmp_path / 'x.de'}"], capsys)
     whole = (tmp_path / "x.tsv").read_text("utf-8")
     (tmp_path / "x.tsv").unlink()
 
@@ -79,7 +81,9 @@ def test_it_writes_pairs_and_continues_when_it_was_interrupted(
     assert firsts == [1, 3, 5, 5]
     assert (tmp_path / "x.tsv").read_text("utf-8") == whole
     assert {path.name for path in tmp_path.iterdir()} == {"x.de", "x.tsv"}
-    assert capsys.readouterr().err.endswith("1 pairs; 0 lines left out: blank, or so translated\n")
+    assert capsys.readouterr().err.endswith(
+        "1 further pairs; 0 lines left out: blank, or so translated\n"
+    )
 
 
 def test_another_direction(

@@ -406,12 +406,15 @@ def test_translation_may_end_while_it_waits_for_lines(
 
 
 @pytest.mark.long
-def test_an_interrupt_that_python_loses_ends_a_process() -> None:
+@pytest.mark.parametrize(
+    "set_up", ["common.end_at_interrupt()", "sys.unraisablehook = main.end_if_interrupted"]
+)
+def test_an_interrupt_that_python_loses_ends_a_process(set_up: str) -> None:
     """In a callback of a weak reference, as JAX has them, while a thread runs."""
-    program = """if True:
-        import os, signal, threading, time, weakref
-        from transformer_jax.cli.common import end_at_interrupt
-        end_at_interrupt()
+    program = f"""if True:
+        import os, signal, sys, threading, time, weakref
+        from transformer_jax.cli import common, main
+        {set_up}
         threading.Thread(target=time.sleep, args=(60,)).start()
         watched = threading.Lock()
         interrupt = weakref.ref(watched, lambda _: os.kill(os.getpid(), signal.SIGINT))
@@ -459,6 +462,38 @@ def test_a_long_line_is_translated_in_parts_or_cut_with_a_warning(
     assert "parts" not in capsys.readouterr().out
     assert "line 2: cut from" in caplog.text
     assert "model.max_length=32" in caplog.text
+
+
+@pytest.mark.parametrize("command", ["translate --input=X", "evaluate --data X,X"])
+def test_translations_that_stop_at_their_greatest_length_are_counted(
+    command: str, finished: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "x").write_text("red old new\n\nblue\n")
+    options = command.replace("X", str(tmp_path / "x")).split()
+    main([*options, f"--run={finished.folder}", "--beam=1", "--config.decode.max_length=1"])
+    assert re.search("x: 2 of 3 translations stop at their greatest length", caplog.text)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "translate --input=X",
+        "translate --input=/dev/null --prefix=X",
+        "evaluate --data X,X",
+        "evaluate --baseline=X",
+    ],
+)
+def test_inputs_are_not_written_over(
+    command: str, finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "".join(f"{side}\n" for _, side in Corpus(finished.config.data.dev[0]).pairs())
+    (tmp_path / "x").write_text(text)
+    (tmp_path / "link").symlink_to(tmp_path / "x")
+    options = command.replace("X", str(tmp_path / "x")).split()
+    output = f"--output={tmp_path / 'link'}"
+    line = error_line([*options, f"--run={finished.folder}", output], capsys)
+    assert line.endswith(f"{output}: is also an input; name another file")
+    assert (tmp_path / "x").read_text() == text
 
 
 def test_evaluation_prints_scores_and_signatures(

@@ -131,6 +131,12 @@ def test_targets_without_spaces_are_said(
     assert ("x.tsv: most targets have no spaces" in caplog.text) == warned
 
 
+def test_blank_targets_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_unspaced("x.tsv", ["das Buch", " ", ""], "13a")
+    assert "x.tsv: most targets are blank" in caplog.text
+    assert "spaces" not in caplog.text
+
+
 def test_several_references_are_scored_together() -> None:
     outputs = ["the old dog sleeps under a tree", "she buys a new book today"]
     first = ["an old dog is asleep under the tree", outputs[1]]

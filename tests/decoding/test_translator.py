@@ -11,7 +11,7 @@ import pytest
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.scoring import Scorer
-from transformer_jax.decoding.translator import Translator
+from transformer_jax.decoding.translator import Hypothesis, Translation, Translator
 from transformer_jax.errors import UserError
 from transformer_jax.parallel.mesh import make_mesh
 from transformer_jax.runs.run import Run
@@ -50,6 +50,12 @@ def test_a_translation_arrives_before_the_next_line_is_sent(finished: Run) -> No
         assert next(translations) == translator(line)
     sent.put(None)
     assert list(translations) == []
+
+
+def test_a_translation_that_stops_without_an_end_symbol_is_truncated() -> None:
+    each = [Translation([Hypothesis("", ids, 0.0, 0.0)], "x") for ids in ((), (5, EOS), (5,))]
+    assert [one.truncated for one in each] == [False, False, True]
+    assert Translation.joined(each[::-1], "xxx").truncated
 
 
 def test_a_translation_can_be_copied(finished: Run) -> None:
@@ -118,7 +124,7 @@ def test_a_beam_is_as_large_as_the_phrases_need(finished: Run) -> None:
     [
         (["neu"], "", {"suppress": ("▁neu",)}),
         (["neu neu"], "", {"no_repeat_ngrams": 1}),
-        (["neu"], "alt " * 4, {"max_length": 5}),
+        (["neu neu"], "alt " * 4, {"max_length": 5}),
     ],
 )
 def test_phrases_that_no_output_can_hold_are_refused(
@@ -180,6 +186,7 @@ def test_lengths_and_suppressed_pieces_bound_the_output(finished: Run) -> None:
     assert all(len(output) <= 3 for output in ids(max_length=3))
     assert all(len(output) >= 9 for output in ids(min_length=8))
     free = ids()
+    assert ids(max_ratio=1e30) == ids(max_ratio=100.0)
     piece = Translator.load(finished.folder).tokenizers.target.pieces(free[0])[0]
     assert all(free[0][0] not in output for output in ids(suppress=(piece,)))
     with pytest.raises(UserError, match="piece 'nothing': is not in the tokenizer's vocabulary"):

@@ -3,10 +3,11 @@
 import contextlib
 import dataclasses
 import fcntl
+import logging
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,6 +26,8 @@ from transformer_jax.parallel.program_cache import cache_programs
 from transformer_jax.runs import run
 from transformer_jax.text.files import read_lines, uncompressed_name
 from transformer_jax.user_code import import_module, is_function_name, search_current_folder
+
+logger = logging.getLogger(__name__)
 
 
 def set_up(options: ModelOptions, config: Config) -> None:
@@ -162,9 +165,21 @@ def progress(source: str | int, output: str) -> Iterator[Callable[[int], None]]:
         yield lambda count: bar.advance(task, count)
 
 
-def output_file(name: str) -> Path:
-    """Returns the path of `--output`. UserError: no file can be there."""
+def warn_of_truncated(outputs: Sequence[bool], name: str) -> None:
+    """Warns of translations that stop at their greatest length. outputs: whether each one does."""
+    if count := sum(outputs):
+        logger.warning(
+            "%s: %d of %d translations stop at their greatest length "
+            "(decode.max_ratio, decode.max_length)",
+            *(name, count, len(outputs)),
+        )
+
+
+def output_file(name: str, inputs: Iterable[str | None] = ()) -> Path:
+    """Returns the path of `--output`. UserError: no file can be there, or it is one of `inputs`."""
     path = local_path(name, "--output")
+    if path.is_file() and any(Path(i).exists() and path.samefile(i) for i in inputs if i):
+        raise UserError(f"--output={path}: is also an input; name another file")
     if path.is_dir():
         raise UserError(f"--output={path}: is a folder; name a file in it")
     if not path.parent.is_dir():
@@ -181,7 +196,9 @@ Write = Callable[[str | None], None]
 
 
 @contextlib.contextmanager
-def text_output(path: str, depends_on: Callable[[], Any]) -> Iterator[tuple[Write, int]]:
+def text_output(
+    path: str, depends_on: Callable[[], Any], inputs: Iterable[str | None] = ()
+) -> Iterator[tuple[Write, int]]:
     """Opens standard output ("-"), a device, or a file, which is there once it is whole.
 
     Until then its lines are in NAME.DIGEST.part, to which a later call adds if the digest, of what
@@ -191,11 +208,11 @@ def text_output(path: str, depends_on: Callable[[], Any]) -> Iterator[tuple[Writ
     if path == "-":
         yield _writing_to(sys.stdout), 0
         return
-    file = output_file(path)
+    file = output_file(path, inputs)
     if end := path.removeprefix(uncompressed_name(path)):
         raise UserError(f"--output={path}: is written as plain text; name it without {end}")
     if file.exists() and not file.is_file():
-        with file.open("w", encoding="utf-8") as device:
+        with named(file), file.open("w", encoding="utf-8") as device:
             yield _writing_to(device), 0
         return
     part = file.with_name(f"{file.name}.{json_digest(depends_on())[:12]}.part")

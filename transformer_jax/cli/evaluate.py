@@ -11,10 +11,10 @@ from typing import Any
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Evaluate
-from transformer_jax.cli.common import load_translator, output_file, progress
+from transformer_jax.cli.common import load_translator, output_file, progress, warn_of_truncated
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.decoding.evaluation import compare, line_scores, require_language
-from transformer_jax.decoding.translator import Translator
+from transformer_jax.decoding.translator import Translation, Translator
 from transformer_jax.errors import UserError, printable
 from transformer_jax.files import write_whole
 from transformer_jax.parallel.processes import is_coordinator
@@ -51,6 +51,8 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
         if report.left_out and is_first:
             message = f"{result.corpus}: loss without over-long pairs: {report}"
             print(printable(message), file=sys.stderr)
+        truncated = [isinstance(each, Translation) and each.truncated for each in result.outputs]
+        warn_of_truncated(truncated, result.corpus)
         difference = None
         if baseline is not None:
             tokenize = translator.config.train.tokenize
@@ -80,7 +82,10 @@ def _evaluations(
     those of several."""
     if options.output is not None and (count := len(searches) * len(corpora)) > 1:
         raise UserError(f"--output={options.output}: needs one corpus and search, not {count}")
-    path = None if options.output is None else output_file(options.output)
+    read = [Corpus(name, "validation", translator.config.data.fields) for name in corpora]
+    inputs = [path for corpus in read for path, _ in corpus.file_digests]
+    inputs += [*options.references, *filter(None, [options.baseline])]
+    path = None if options.output is None else output_file(options.output, inputs)
     count = len(searches) * sum(_count(name, translator.config) for name in corpora)
     with progress(count, options.output or os.devnull) as advance:
         language = options.language

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.cli.arguments import Fields, one_line, parse, require_once, split_config
@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     if argv is None:
         restart_with_allocator()
+        sys.unraisablehook = end_if_interrupted
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # whatever the terminal: text is UTF-8
         sys.stdout.reconfigure(encoding="utf-8")
@@ -47,6 +48,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         _exit(2)
     except KeyboardInterrupt:
         _exit(130)
+
+
+def end_if_interrupted(lost: Any) -> None:
+    """Ends this process at an interrupt that Python would lose, as in JAX's callback of the garbage
+    collector. Other exceptions that cannot be raised are shown."""
+    if lost.exc_type is KeyboardInterrupt:
+        os._exit(128 + signal.SIGINT)
+    sys.__unraisablehook__(lost)
 
 
 def _exit(status: int) -> NoReturn:

@@ -13,7 +13,13 @@ from typing import Any
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Align, BackTranslate, PairOptions, Score, Translate
-from transformer_jax.cli.common import load_translator, parse_layers, progress, text_output
+from transformer_jax.cli.common import (
+    load_translator,
+    parse_layers,
+    progress,
+    text_output,
+    warn_of_truncated,
+)
 from transformer_jax.config import Config, to_json
 from transformer_jax.decoding import scoring
 from transformer_jax.decoding.alignment import align_pieces, pharaoh
@@ -47,9 +53,10 @@ def translate(options: Translate, arguments: ConfigArguments) -> None:
     form = options.json, options.align, digests(lists)
     depends_on = partial(_depends_on, options.run, translator, files, form)
     path = options.output if processes.is_coordinator() else os.devnull
+    truncated: list[bool] = []
     with (
         processes.share_errors(),
-        text_output(path, depends_on) as (write, count),
+        text_output(path, depends_on, inputs) as (write, count),
         progress(options.input, options.output) as advance,
     ):
         count = processes.broadcast(count)
@@ -62,6 +69,7 @@ def translate(options: Translate, arguments: ConfigArguments) -> None:
         lines = translator.stream(texts or (), prefixes, phrases, first=count + 1, done=advance)
         for number, translation in enumerate(lines, count + 1):
             text = translation.text
+            truncated.append(translation.truncated)
             if options.json:
                 record = {"line": number} | _record(translator, translation)
                 text = json.dumps(record, ensure_ascii=False)
@@ -69,6 +77,7 @@ def translate(options: Translate, arguments: ConfigArguments) -> None:
         for name, left in ((options.prefix, prefixes), (options.phrases, phrases)):
             if processes.is_coordinator() and left is not None and next(left, None) is not None:
                 raise UserError(f"{name}: has more lines than the input; must have one for each")
+    warn_of_truncated(truncated if processes.is_coordinator() else [], options.input)
 
 
 def _depends_on(
@@ -125,6 +134,8 @@ def back_translate(options: BackTranslate, arguments: ConfigArguments) -> None:
     processes.require_same_everywhere(translator.config, {options.pairs: corpus.digest})
     scoring.require_direction(translator, list(itertools.islice(corpus.pairs(), scoring.SAMPLED)))
     path = options.output if processes.is_coordinator() else os.devnull
+    inputs = [options.text, *(path for path, _ in corpus.file_digests)]
+    truncated: list[bool] = []
     left_out, written = 0, 0
 
     with processes.share_errors():
@@ -132,13 +143,14 @@ def back_translate(options: BackTranslate, arguments: ConfigArguments) -> None:
             _require_text(options.text, translator.tokenizers.source)
         depends_on = partial(_depends_on, options.run, translator, [options.text])
         with (
-            text_output(path, depends_on) as (write, count),
+            text_output(path, depends_on, inputs) as (write, count),
             progress(options.text, path) as advance,
         ):
             count = processes.broadcast(count)
             advance(count)
             lines = itertools.islice(read_lines(options.text), count, None)
             for translation in translator.stream(lines, first=count + 1, done=advance):
+                truncated.append(translation.truncated)
                 source = translation.source.replace("\t", " ")
                 if translation and source.strip():
                     write(f"{translation}\t{source}")
@@ -147,8 +159,9 @@ def back_translate(options: BackTranslate, arguments: ConfigArguments) -> None:
                     write(None)
                     left_out += 1
     if processes.is_coordinator():
-        message = f"{written:,} pairs; {left_out:,} lines left out: blank, or so translated"
-        print(message, file=sys.stderr)
+        pairs = f"{written:,} {'further ' * (count > 0)}pairs"
+        print(f"{pairs}; {left_out:,} lines left out: blank, or so translated", file=sys.stderr)
+        warn_of_truncated(truncated, options.text)
 
 
 def _require_text(path: str, tokenizer: Tokenizer) -> None:

@@ -119,9 +119,12 @@ def bleu_metric(tokenize: str) -> sacrebleu.BLEU:
 
 
 def warn_of_unspaced(name: str, references: Sequence[str], tokenize: str) -> None:
-    """Warns if most of a corpus' first references are text without spaces, and the tokenizer takes
-    such a text for one word."""
-    lines = references[:1000]
+    """Warns if most of a corpus' first references are blank, or are text without spaces, and the
+    tokenizer takes such a text for one word."""
+    first = references[:1000]
+    lines = [line for line in first if line.strip()]
+    if 2 * len(lines) < len(first):
+        logger.warning("%s: most targets are blank, and no score of translations is right", name)
     unspaced = (" " not in line or 2 * len(_UNSPACED.findall(line)) > len(line) for line in lines)
     if tokenize in ("13a", "intl") and 2 * sum(unspaced) > len(lines):
         logger.warning(

@@ -222,7 +222,8 @@ def greatest_length(models: Sequence[Model], config: DecodeConfig, tokens: Size 
     """
     most = min(min(model.config.max_length, model.config.max_targets) for model in models)
     most = min(config.max_length or most, most)
-    ratio = Fraction(config.max_ratio).limit_denominator(1000)  # a symbolic size has no fractions
+    ratio = min(config.max_ratio, most)  # which is as good, and keeps products small
+    ratio = Fraction(ratio).limit_denominator(1000)  # a symbolic size has no fractions
     length = tokens * ratio.numerator // ratio.denominator + 10
     if isinstance(tokens, jax.Array):
         return jnp.minimum(length, most)

@@ -95,6 +95,11 @@ class Translation(str):
         return self.hypotheses[0].text
 
     @property
+    def truncated(self) -> bool:
+        """Whether the best hypothesis, or that of a part, stops at its greatest length."""
+        return any(part.hypotheses[0].ids[-1:] not in ((), (EOS,)) for part in self.parts or [self])
+
+    @property
     def score(self) -> float:
         """The score of the best hypothesis."""
         return self.hypotheses[0].score
