@@ -165,14 +165,13 @@ def progress(source: str | int, output: str) -> Iterator[Callable[[int], None]]:
         yield lambda count: bar.advance(task, count)
 
 
-def warn_of_truncated(outputs: Sequence[bool], name: str) -> None:
+def warn_cut(outputs: Sequence[bool], name: str) -> None:
     """Warns of translations that stop at their greatest length. outputs: whether each one does."""
     if count := sum(outputs):
-        logger.warning(
-            "%s: %d of %d translations stop at their greatest length "
-            "(decode.max_ratio, decode.max_length)",
-            *(name, count, len(outputs)),
+        text = (
+            "%s: %d of %d translations stop at their greatest length (decode.max_ratio, max_length)"
         )
+        logger.warning(text, name, count, len(outputs))
 
 
 def output_file(name: str, inputs: Iterable[str | None] = ()) -> Path:

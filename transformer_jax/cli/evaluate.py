@@ -11,7 +11,7 @@ from typing import Any
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Evaluate
-from transformer_jax.cli.common import load_translator, output_file, progress, warn_of_truncated
+from transformer_jax.cli.common import load_translator, output_file, progress, warn_cut
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.decoding.evaluation import compare, line_scores, require_language
 from transformer_jax.decoding.translator import Translation, Translator
@@ -52,7 +52,7 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
             message = f"{result.corpus}: loss without over-long pairs: {report}"
             print(printable(message), file=sys.stderr)
         truncated = [isinstance(each, Translation) and each.truncated for each in result.outputs]
-        warn_of_truncated(truncated, result.corpus)
+        warn_cut(truncated, result.corpus)
         difference = None
         if baseline is not None:
             tokenize = translator.config.train.tokenize

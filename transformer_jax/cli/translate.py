@@ -18,7 +18,7 @@ from transformer_jax.cli.common import (
     parse_layers,
     progress,
     text_output,
-    warn_of_truncated,
+    warn_cut,
 )
 from transformer_jax.config import Config, to_json
 from transformer_jax.decoding import scoring
@@ -77,7 +77,7 @@ def translate(options: Translate, arguments: ConfigArguments) -> None:
         for name, left in ((options.prefix, prefixes), (options.phrases, phrases)):
             if processes.is_coordinator() and left is not None and next(left, None) is not None:
                 raise UserError(f"{name}: has more lines than the input; must have one for each")
-    warn_of_truncated(truncated if processes.is_coordinator() else [], options.input)
+    warn_cut(truncated if processes.is_coordinator() else [], options.input)
 
 
 def _depends_on(
@@ -161,7 +161,7 @@ def back_translate(options: BackTranslate, arguments: ConfigArguments) -> None:
     if processes.is_coordinator():
         pairs = f"{written:,} {'further ' * (count > 0)}pairs"
         print(f"{pairs}; {left_out:,} lines left out: blank, or so translated", file=sys.stderr)
-        warn_of_truncated(truncated, options.text)
+        warn_cut(truncated, options.text)
 
 
 def _require_text(path: str, tokenizer: Tokenizer) -> None:
