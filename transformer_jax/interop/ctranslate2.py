@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from transformer_jax.attention.positions import FURTHEST, position_table
-from transformer_jax.config import AttentionConfig, Config, ModelConfig
+from transformer_jax.config import Config, ModelConfig
 from transformer_jax.errors import UserError
+from transformer_jax.interop.fields import require_fields
 from transformer_jax.interop.snippets import add_snippet
 from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import BOS, EOS, PAD, UNK
@@ -29,25 +30,13 @@ def check(config: ModelConfig) -> None:
 
     It has ALiBi in decoders only.
     """
-    wanted = {
+    supported = {
         "labels": (None,),
         "self_layer": ("attention",),
         "positions": ("sinusoidal", "learned", "rotary", "relative", "none"),
         "activation": tuple(ACTIVATIONS),
-        "encoder_attention": (AttentionConfig(),),
-        "decoder_attention": (AttentionConfig(),),
-        "cross_attention": (AttentionConfig(),),
     }
-    for name, supported in wanted.items():
-        value = getattr(config, name)
-        if value in supported:
-            continue
-        if isinstance(value, AttentionConfig):
-            name, value, supported = f"{name}.kind", value.kind, ("soft",)
-        raise UserError(
-            f"model.{name}={value!r}: CTranslate2 cannot express it; it must be "
-            f"{' or '.join(map(str, supported))}"
-        )
+    require_fields(config, "CTranslate2", supported)
 
 
 def export(run: Run, step: int, params: Params, folder: Path) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from transformer_jax.config import AttentionConfig, ModelConfig
+from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
+from transformer_jax.interop.fields import require_fields
 from transformer_jax.interop.huggingface import ACTIVATIONS, BIAS, NORM_EPS, WEIGHTS, their_name
 from transformer_jax.interop.imported import NEVER
 from transformer_jax.interop.vocabulary import LANGUAGE
@@ -45,7 +46,7 @@ for text in tokenizer.batch_decode(outputs, skip_special_tokens=True):
 
 def check(config: ModelConfig) -> None:
     """Checks each field of the model. UserError: MarianMT has nothing like it."""
-    wanted: dict[str, tuple[Any, ...]] = {
+    supported = {
         "labels": (None,),
         "self_layer": ("attention",),
         "norm": ("post",),
@@ -56,20 +57,8 @@ def check(config: ModelConfig) -> None:
         "activation": tuple(dict.fromkeys(ACTIVATIONS.values())),
         "bias": (True,),
         "embedding_scale": (None, 1.0, math.sqrt(config.d_model)),
-        "encoder_attention": (AttentionConfig(),),
-        "decoder_attention": (AttentionConfig(),),
-        "cross_attention": (AttentionConfig(),),
     }
-    for name, supported in wanted.items():
-        value = getattr(config, name)
-        if value in supported:
-            continue
-        if isinstance(value, AttentionConfig):
-            name, value, supported = f"{name}.kind", value.kind, ("soft",)
-        raise UserError(
-            f"model.{name}={value!r}: MarianMT cannot express it; it must be "
-            f"{' or '.join(map(str, supported))}"
-        )
+    require_fields(config, "MarianMT", supported)
 
 
 def export(run: Run, step: int, params: Params, folder: Path) -> None:
