@@ -88,7 +88,7 @@ def write_vocabularies(folder: Path, *, separate: bool) -> list[int]:
 
 def write_model(hub: Any, folder: Path, name: str) -> Path:
     """Saves a model with random parameters, whose predictions are peaked."""
-    import torch
+    torch = pytest.importorskip("torch", reason=REASON)
 
     folder.mkdir()
     sizes = write_vocabularies(folder, separate=name == "separate")
@@ -155,7 +155,7 @@ def their_ids(folder: Path, tokenizers: Any) -> list[list[int]]:
 
 def assert_same_logits(hub: Any, folder: Path, config: Any, tokenizers: Any, params: Any) -> None:
     """Ids of sources are those of their tokenizer, and logits those of their model."""
-    import torch
+    torch = pytest.importorskip("torch", reason=REASON)
 
     model, tokenizer = pretrained(hub, folder)
     ours: Any = jax.jit(make_model(config, *tokenizers.sizes).apply)

@@ -24,7 +24,7 @@ from transformer_jax.text.tokenizer import Tokenizers
 MAX_LENGTH = 512
 """Greatest length in tokens of a model without learned positions, which Marian does not limit."""
 
-_ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "quick_gelu"}
+_ACTIVATIONS = {"swish": "silu", "relu": "relu", "gelu": "quick_gelu"}
 """Our names of Marian's activations. Its gelu is x · sigmoid(1.702 x)."""
 
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
