@@ -9,7 +9,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any, NoReturn
 
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     if argv is None:
         restart_with_allocator()
-        sys.unraisablehook = end_if_interrupted
+        sys.unraisablehook = partial(end_if_interrupted, show=sys.unraisablehook)
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # whatever the terminal: text is UTF-8
         sys.stdout.reconfigure(encoding="utf-8")
@@ -50,12 +51,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         _exit(130)
 
 
-def end_if_interrupted(lost: Any) -> None:
+def end_if_interrupted(lost: Any, show: Callable[[Any], object] = sys.__unraisablehook__) -> None:
     """Ends this process at an interrupt that Python would lose, as in JAX's callback of the garbage
-    collector. Other exceptions that cannot be raised are shown."""
+    collector. Other exceptions that cannot be raised are shown by `show`."""
     if lost.exc_type is KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)
-    sys.__unraisablehook__(lost)
+    show(lost)
 
 
 def _exit(status: int) -> NoReturn:
