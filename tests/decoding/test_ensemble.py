@@ -64,7 +64,7 @@ def _alone(model: Any, params: Any, source: Any) -> list[Any]:
 
 
 def test_a_beam_as_wide_as_the_space_is_brute_force() -> None:
-    """Of models that differ in what their decoders read first and in how these see it later."""
+    """The models have another first input of the decoder each, and another self-layer."""
     configs = [tiny(decoder_start_id=None), tiny(layers=2, self_layer="ssru")]
     models, params = map(list, zip(*(build(config, 4, 4) for config in configs), strict=True))
     outputs = [
