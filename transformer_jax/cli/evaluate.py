@@ -82,10 +82,11 @@ def _evaluations(
     those of several."""
     if options.output is not None and (count := len(searches) * len(corpora)) > 1:
         raise UserError(f"--output={options.output}: needs one corpus and search, not {count}")
-    read = [Corpus(name, "validation", translator.config.data.fields) for name in corpora]
-    inputs = [path for corpus in read for path, _ in corpus.file_digests]
-    inputs += [*options.references, *filter(None, [options.baseline])]
-    path = None if options.output is None else output_file(options.output, inputs)
+    path = None
+    if options.output is not None:
+        read = [Corpus(name, "validation", translator.config.data.fields) for name in corpora]
+        inputs = [path for corpus in read for path, _ in corpus.file_digests]
+        path = output_file(options.output, [*inputs, *options.references, options.baseline])
     count = len(searches) * sum(_count(name, translator.config) for name in corpora)
     with progress(count, options.output or os.devnull) as advance:
         language = options.language

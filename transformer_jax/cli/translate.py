@@ -43,14 +43,14 @@ def translate(options: Translate, arguments: ConfigArguments) -> None:
     _require_apart(inputs)
     changes = {"beam": options.beam, "truncate": options.truncate or None}
     translator = load_translator(options, arguments, heads, **changes)
-    lists = [] if options.shortlist is None else [Path(options.shortlist)]
-    for path in lists:
-        translator = translator.with_shortlist(Shortlist(path, translator.tokenizers))
+    shortlist = None if options.shortlist is None else Path(options.shortlist)
+    if shortlist is not None:
+        translator = translator.with_shortlist(Shortlist(shortlist, translator.tokenizers))
     n_best = translator.config.decode.n_best
     if n_best > 1 and not options.json:
         raise UserError(f"decode.n_best={n_best}: needs --json; plain output has a line for each")
     files = [name for name in inputs if name is not None]
-    form = options.json, options.align, digests(lists)
+    form = options.json, options.align, shortlist and digests([shortlist])
     depends_on = partial(_depends_on, options.run, translator, files, form)
     path = options.output if processes.is_coordinator() else os.devnull
     truncated: list[bool] = []

@@ -35,7 +35,6 @@ step use one core, and the other batch uses those that are free meanwhile."""
 WINDOW = 4096
 """Number of lines that are sorted by length together. Longer input is translated in windows."""
 
-
 CANDIDATES = tuple(512 * factor for factor in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64))
 """Numbers of candidates of a batch, each of which is a compiled program."""
 
@@ -252,7 +251,9 @@ class Translator(TrainedModel):
                 numbers = np.zeros(shape[0], np.int32)
                 numbers[: len(members)] = [requests[i].number for i in members]
                 lines = lines._replace(numbers=numbers)
-            return self._on_mesh(lines)
+            # All devices and processes have the same candidates, which are no rows.
+            on_mesh = self._on_mesh(lines._replace(candidates=None))
+            return on_mesh._replace(candidates=lines.candidates)
 
         lengths = [len(request.source) for request in requests]
         batches = list(self._batches(lengths, decode.batch_tokens // decode.hypotheses))
@@ -276,8 +277,7 @@ class Translator(TrainedModel):
         )
         for (_, members), lines, rows in zip(batches, loop.batches, loop.run(), strict=True):
             for index, (ids, *numbers) in zip(members, rows, strict=False):
-                if lines.candidates is not None:
-                    ids = np.asarray(lines.candidates)[ids]
+                ids = ids if lines.candidates is None else lines.candidates[ids]
                 results[index] = self._hypotheses(ids, *numbers)
         self.compiling += loop.compiling
         return results

@@ -17,7 +17,7 @@ from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.files import parse_json
 from transformer_jax.interop.arrays import params_from_arrays
-from transformer_jax.interop.imported import NEVER, Imported
+from transformer_jax.interop.imported import NEVER, Imported, with_defaults
 from transformer_jax.interop.vocabulary import Vocabulary, numbered
 from transformer_jax.models.make import abstract_params
 from transformer_jax.special_ids import EOS, PAD
@@ -120,8 +120,10 @@ def _load(folder: Path) -> Imported:
     config, search = (read.get(name, {}) for name in _OPTIONS)
     # Models that are older than generation_config.json have the search in config.json.
     kept = {name: value for name, value in config.items() if not (search and name in _SEARCH)}
-    options = _supported(kept | search, _SUPPORTED)
-    separate = _supported(read.get(_TOKENIZER, {}), _SUPPORTED_TOKENS)["separate_vocabs"]
+    options = _Options(with_defaults(kept | search, _SUPPORTED))
+    tokens = read.get(_TOKENIZER, {}).items()  # in older files objects with a content
+    tokens = {name: v.get("content") if isinstance(v, dict) else v for name, v in tokens}
+    separate = with_defaults(tokens, _SUPPORTED_TOKENS)["separate_vocabs"]
     names += ["source.spm", "target.spm", "vocab.json", *["target_vocab.json"] * separate]
     vocabularies = _read_vocabularies(folder, separate=separate)
     tokenizers = Tokenizers(*(each.tokenizer for each in vocabularies))
@@ -175,20 +177,6 @@ def _read_options(path: Path) -> dict[str, Any]:
     if not isinstance(options, dict):
         raise UserError(f"{path.name}: must hold the values of options")
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _supported(
-    options: Mapping[str, Any], supported: Mapping[str, tuple[Any, ...]]
-) -> dict[str, Any]:
-    """Returns all options. UserError: the value of one has no counterpart here."""
-    options = _Options({name: values[0] for name, values in supported.items()} | {**options})
-    for name, values in supported.items():
-        value = options[name]
-        value = value.get("content") if isinstance(value, dict) else value  # of older tokenizers
-        if value not in values:
-            wanted = " or ".join(dict.fromkeys(map(repr, values)))
-            raise UserError(f"{name}={value!r}: has no counterpart here; must be {wanted}")
-    return options
 
 
 def _require_safetensors(folder: Path) -> None:

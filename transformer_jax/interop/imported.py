@@ -1,9 +1,9 @@
 """What the readers of models trained elsewhere share."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.errors import UserError
@@ -22,6 +22,21 @@ class Imported(NamedTuple):
     tokenizers: Tokenizers
     params: Params
     files: Sequence[Path]  # that were read
+
+
+def with_defaults(
+    options: Mapping[str, Any], supported: Mapping[str, Sequence[Any]]
+) -> dict[str, Any]:
+    """Returns options, and the first of the supported values of each that is missing.
+
+    UserError: the value of one has no counterpart here.
+    """
+    options = {name: values[0] for name, values in supported.items()} | {**options}
+    for name, values in supported.items():
+        if options[name] not in values:
+            wanted = " or ".join(dict.fromkeys(map(repr, values)))
+            raise UserError(f"{name}={options[name]!r}: has no counterpart here; must be {wanted}")
+    return options
 
 
 def read_file(path: Path) -> bytes:

@@ -15,7 +15,7 @@ import yaml
 from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.interop.arrays import params_from_arrays
-from transformer_jax.interop.imported import NEVER, Imported, read_file
+from transformer_jax.interop.imported import NEVER, Imported, read_file, with_defaults
 from transformer_jax.interop.marian_file import MarianFile, read
 from transformer_jax.interop.vocabulary import Vocabulary, numbered, own
 from transformer_jax.models.make import abstract_params
@@ -98,13 +98,10 @@ def load(source: Path) -> Imported:
 
 
 def _config(model: MarianFile) -> ModelConfig:
-    options = {name: values[0] for name, values in _SUPPORTED.items()} | model.options
-    if options.get("tied-embeddings-all"):
-        options["tied-embeddings-src"] = False  # which it includes
-    for name, values in _SUPPORTED.items():
-        if options[name] not in values:
-            wanted = " or ".join(map(repr, values))
-            raise UserError(f"{name}={options[name]!r}: has no counterpart here; must be {wanted}")
+    given = dict(model.options)
+    if given.get("tied-embeddings-all"):
+        given["tied-embeddings-src"] = False  # which it includes
+    options = with_defaults(given, _SUPPORTED)
     recurrent = options["transformer-decoder-autoreg"] == "rnn"
     if recurrent and (cell := options.get("dec-cell")) != "ssru":
         raise UserError(f"dec-cell={cell!r}: has no counterpart here; must be 'ssru'")

@@ -1,6 +1,5 @@
 """SentencePiece models with the ids of another file, as those of OPUS-MT and Hugging Face need."""
 
-import importlib
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from jaxtyping import Float
 
 from transformer_jax.errors import UserError
 from transformer_jax.special_ids import UNK
-from transformer_jax.text.subwords import read
+from transformer_jax.text.subwords import parse, read
 from transformer_jax.text.tokenizer import Tokenizer
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
@@ -41,11 +40,8 @@ class Vocabulary(NamedTuple):
         if len(table) != self.size:
             raise UserError(f"{name}: has {len(table)} rows; must be {self.size}, one for each id")
         ids = np.asarray(self.tokenizer.model_ids)
-        unknown = np.broadcast_to(
-            table[ids[UNK]], (int(ids.max()) + 1 - self.size, *table.shape[1:])
-        )
-        table = np.concatenate([table, unknown, np.zeros_like(table[:1])])  # the last is that of -1
-        rows = table[ids]
+        rows = table[np.where(ids < self.size, ids, ids[UNK])]
+        rows[ids < 0] = 0
         if new is not None:
             rows[(ids < 0) | (ids >= self.size)] = new
         return rows
@@ -86,9 +82,7 @@ def numbered(models: Sequence[bytes], ids: Any) -> list[Vocabulary]:
 
 
 def _with_pieces(model: bytes, names: Sequence[str]) -> Tokenizer:
-    # Its classes are made when it is imported, unknown to type checkers.
-    module: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
-    proto = module.ModelProto.FromString(model)
+    proto = parse(model)
     old = {each.piece: each for each in proto.pieces if each.type not in (_UNKNOWN, _CONTROL)}
     # So low that BPE merges nothing into such a piece before all merges of its own.
     lowest = min(each.score for each in old.values()) - 1
@@ -100,7 +94,7 @@ def _with_pieces(model: bytes, names: Sequence[str]) -> Tokenizer:
             kind = _UNKNOWN if name == _UNK else _CONTROL
         elif LANGUAGE.fullmatch(name):
             kind, text = _USER_DEFINED, f"▁{name}"
-        new = module.ModelProto.SentencePiece(piece=text, score=unused, type=kind)
+        new = proto.SentencePiece(piece=text, score=unused, type=kind)
         pieces.append(old.get(name, new))
     spec = proto.trainer_spec
     spec.bos_piece, spec.eos_piece, spec.unk_piece, spec.pad_piece = _BOS, _EOS, _UNK, _PAD
