@@ -413,16 +413,19 @@ def test_an_interrupt_that_python_loses_ends_a_process(set_up: str) -> None:
     """In a callback of a weak reference, as JAX has them, while a thread runs."""
     program = f"""if True:
         import os, signal, sys, threading, time, weakref
+        from transformer_jax import files
         from transformer_jax.cli import common, main
         {set_up}
+        files.temporaries.callback(print, "removed", flush=True)
         threading.Thread(target=time.sleep, args=(60,)).start()
         watched = threading.Lock()
         interrupt = weakref.ref(watched, lambda _: os.kill(os.getpid(), signal.SIGINT))
         del watched
         time.sleep(60)
     """
-    ended = subprocess.run([sys.executable, "-c", program], timeout=50, check=False)
-    assert ended.returncode == 130
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, timeout=50, check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (130, "removed\n")
 
 
 @pytest.mark.long

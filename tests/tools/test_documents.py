@@ -2,6 +2,8 @@
 
 import json
 import re
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from tools import documents
 from transformer_jax.benchmark import results
 
 ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +41,21 @@ def test_every_result_has_the_header(path: Path) -> None:
     assert re.fullmatch("[0-9a-f]{40}", stored["commit"])
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", [*NOTEBOOKS, *documents.DOCUMENTS], ids=lambda p: p.stem)
+def test_what_code_imports_exists(path: Path) -> None:
+    text = path.read_text("utf-8")
+    if path in NOTEBOOKS:
+        text = "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
+    imports = re.findall(
+        r"^from (transformer_jax[\w.]*) import (\([^)]*\)|.*)$", text, re.MULTILINE
+    )
+    for module, names in imports:
+        for name in re.findall(r"\w+(?: as \w+)?", names):
+            name = name.split()[0]
+            assert hasattr(import_module(module), name) or find_spec(f"{module}.{name}"), name
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebooks_hold_no_outputs(path: Path) -> None:
     cells = json.loads(path.read_text("utf-8"))["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]

@@ -19,6 +19,7 @@ from transformer_jax.cli.arguments import Fields, one_line, parse, require_once,
 from transformer_jax.cli.commands import COMMANDS, Options, ProcessOptions
 from transformer_jax.config import Config, did_you_mean
 from transformer_jax.errors import UserError, printable, require_unicode
+from transformer_jax.files import exit_now
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -48,21 +49,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"transformer-jax: error: {printable(one_line(str(error)))}", file=sys.stderr)
         _exit(2)
     except KeyboardInterrupt:
-        _exit(130)
+        _exit(128 + signal.SIGINT, now=argv is None)  # programs may be being compiled
 
 
 def end_if_interrupted(lost: Any, show: Callable[[Any], object] = sys.__unraisablehook__) -> None:
     """Ends this process at an interrupt that Python would lose, as in JAX's callback of the garbage
     collector. Other exceptions that cannot be raised are shown by `show`."""
     if lost.exc_type is KeyboardInterrupt:
-        os._exit(128 + signal.SIGINT)
+        exit_now(128 + signal.SIGINT)
     show(lost)
 
 
-def _exit(status: int) -> NoReturn:
+def _exit(status: int, *, now: bool = False) -> NoReturn:
     if "jax" in sys.modules:  # which joins processes
-        from transformer_jax.parallel.processes import leave
+        from transformer_jax.parallel.processes import end_now, leave
 
+        if now:
+            end_now(status)
         leave(status)
     sys.exit(status)
 

@@ -23,6 +23,7 @@ from jax.experimental import multihost_utils
 
 from transformer_jax.config import Config, differences, from_json, to_json
 from transformer_jax.errors import UserError
+from transformer_jax.files import exit_now
 
 JOIN_TIMEOUT = 300
 """Seconds to wait for the other processes at the start."""
@@ -100,7 +101,7 @@ def end_now(status: int) -> NoReturn:
     if jax.distributed.is_initialized():
         _exit_after(LEAVE_TIMEOUT, status)
         jax.distributed.shutdown()
-    os._exit(status)
+    exit_now(status)
 
 
 def _require_free_port(coordinator: str) -> None:
@@ -126,7 +127,7 @@ def _exit_after(seconds: float, status: int, message: str = "") -> threading.Tim
     def end() -> None:
         sys.stderr.write(message)
         sys.stderr.flush()
-        os._exit(status)
+        exit_now(status)
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True

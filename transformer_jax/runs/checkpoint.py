@@ -17,7 +17,6 @@ rename: there it is built under its final name, which is STEP.newN if STEP is sa
 
 from __future__ import annotations
 
-import atexit
 import concurrent.futures
 import contextlib
 import functools
@@ -47,6 +46,7 @@ from transformer_jax.files import (
     json_digest,
     parse_json,
     remove_folder,
+    temporaries,
     write_whole,
 )
 from transformer_jax.parallel.processes import broadcast, is_coordinator, wait_for_all
@@ -326,7 +326,7 @@ def _for_orbax(folder: AnyPath) -> AnyPath:
 def _alias(folder: Path) -> Path:
     """Returns a link to `folder` from a temporary folder, which is deleted when Python ends."""
     temporary = tempfile.mkdtemp(prefix="transformer-jax-")
-    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    temporaries.callback(shutil.rmtree, temporary, ignore_errors=True)
     link = Path(temporary) / "checkpoints"
     link.symlink_to(folder, target_is_directory=True)
     return link

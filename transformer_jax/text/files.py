@@ -3,7 +3,6 @@
 Only a line feed ends a line. `windows` groups lines as they arrive.
 """
 
-import atexit
 import bz2
 import codecs
 import gzip
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeGuard
 
 from transformer_jax.errors import UserError, is_unicode
-from transformer_jax.files import cache_folder, json_digest, parse_json, write_whole
+from transformer_jax.files import cache_folder, json_digest, parse_json, temporaries, write_whole
 
 _BLOCK = 1 << 20  # bytes hashed at a time
 
@@ -70,7 +69,7 @@ def make_rereadable(path: str) -> None:
     is_pipe = path == "-" or (file.exists() and not (file.is_file() or file.is_dir()))
     if is_pipe and path not in _copies:
         descriptor, copy = tempfile.mkstemp(prefix="transformer-jax-")
-        atexit.register(Path(copy).unlink, missing_ok=True)
+        temporaries.callback(Path(copy).unlink, missing_ok=True)
         with os.fdopen(descriptor, "wb") as output, _open(path) as pipe:
             shutil.copyfileobj(pipe, output)
         _copies[path] = Path(copy)
