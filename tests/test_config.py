@@ -194,6 +194,8 @@ def test_alpha_may_be_1_or_more() -> None:
 def test_vocabulary_and_joint_go_together() -> None:
     with pytest.raises(ValueError, match=r"tokenizer\.models=.*two paths"):
         TokenizerConfig(joint=False, models=("a.model",))
+    with pytest.raises(ValueError, match=r"tokenizer\.symbols=.*empty when tokenizer\.models"):
+        TokenizerConfig(models=("a.model",), symbols=("<?>",))
 
 
 @pytest.mark.parametrize("value", [2**31, 2**63, 10**30, -(2**31) - 1])

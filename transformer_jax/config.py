@@ -344,7 +344,8 @@ class TokenizerConfig(_Section):
     so does a pair whose sample is longer than the longest sentence of its side."""
     models: tuple[str, ...] = ()
     """Paths of your own SentencePiece models: one for both languages, or source and target. Their
-    kinds, not tokenizer.kind, determine how subwords are sampled."""
+    kinds, not tokenizer.kind, determine how subwords are sampled; they have their own number of ids
+    and their own symbols."""
 
     def _validate(self) -> None:
         self._require(self.vocabulary > 260, "vocabulary", "above 260 (4 special ids, 256 bytes)")
@@ -361,6 +362,8 @@ class TokenizerConfig(_Section):
             f"{'one path' if self.joint else 'two paths'} when tokenizer.joint={self.joint}",
         )
         self._require(all(self.symbols), "symbols", "non-empty strings")
+        own = bool(self.models and self.symbols)  # a model is not changed
+        self._require(not own, "symbols", "empty when tokenizer.models names models of your own")
 
 
 @dataclass(frozen=True)
