@@ -511,7 +511,8 @@ class TrainConfig(_Section):
     log_every: int = _changeable(20)
     """Number of steps between records of metrics."""
     keep: int = _changeable(3)
-    """Number of newest checkpoints to keep, besides the best one."""
+    """Number of newest checkpoints to keep, besides the best one. Training can continue from the
+    newest two and the best one; the others keep the parameters only."""
     max_skipped: int = _changeable(10)
     """Number of steps in a row after which to stop if the loss or the gradient of each is NaN or
     infinite. Such steps change no parameter."""

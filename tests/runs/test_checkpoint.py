@@ -18,6 +18,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer_jax.config import Config, OptimizerConfig
+from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, files_below, json_digest
 from transformer_jax.parallel.mesh import make_mesh, replicate
 from transformer_jax.runs import checkpoint, manifest
@@ -146,6 +147,26 @@ def test_newest_and_best_are_kept(place: AnyPath) -> None:
     assert sorted(path.name for path in place.iterdir()) == ["00000003", "00000005", "00000006"]
     assert checkpoint.progress(place, 5) == {"position": 5}
     assert same_bits(checkpoint.restore(place, 5, "weights", trees["weights"]), trees["weights"])
+
+
+def test_the_newest_two_and_the_best_keep_the_state_of_training(
+    place: AnyPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(_: AnyPath) -> None:
+        raise OSError("killed")
+
+    with monkeypatch.context() as patch:  # the manifest forgets the files before they go
+        patch.setattr(manifest, "remove_folder", killed)
+        save(place, 1, 2, 3, 4, best=2)
+    assert (place / "00000001" / "training").exists()
+    with pytest.raises(UserError, match="has no 'training'"):
+        checkpoint.restore(place, 1, "training")
+    save(place, 5, best=2)
+    kept = [step for step in range(1, 6) if (place / f"{step:08d}" / "training").exists()]
+    assert kept == [2, 4, 5]
+    for step in (1, 3):
+        assert same_bits(checkpoint.restore(place, step, "weights"), make_params(step))
+    assert checkpoint.best_step(place) == 2
 
 
 def test_a_step_saved_again_takes_the_place_of_the_older_one(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Saves and restores checkpoints with Orbax; a manifest, written last, makes them whole.
 
     checkpoints/00001000/weights/       the parameters to evaluate and to translate with
-                         training/      the rest of the training state
+                         training/      the rest of the training state, which only the best
+                                        checkpoint and the newest two keep
                          progress.json  what the training loop stores besides arrays
                          manifest.json  format, step, best or not; name, size, sha256 of each file;
                                         sha256 of the manifest
@@ -56,6 +57,8 @@ from transformer_jax.types import Params
 logger = logging.getLogger(__name__)
 
 _PROGRESS = "progress.json"
+_STATE = "training"
+_CONTINUED = 2  # newest checkpoints that keep it: one more than is needed, which may be damaged
 _NAMED = 5  # arrays in a message
 _NAME = re.compile(r"([0-9]{8}|[1-9][0-9]{8,})(?:\.new([0-9]+))?")
 _LEFTOVER = re.compile(r"[0-9]{8,}(\.(new|old).*)?")  # of a checkpoint, unless it is whole
@@ -93,7 +96,8 @@ class Checkpoints:
     """A context manager that writes the checkpoints of one run in the background.
 
     It makes `folder` if it is missing and removes unfinished checkpoints that a killed process has
-    left there. It keeps the newest `keep` checkpoints and the best one. With several processes,
+    left there. It keeps the newest `keep` checkpoints and the best one; the newest two
+    and the best one have a whole state, the others the weights. With several processes,
     all of them must make the same calls.
     """
 
@@ -198,7 +202,8 @@ class Checkpoints:
             raise OSError(f"saving {manifest.describe(new)}: {_reason(error)}") from error
 
     def _publish(self, step: int, new: AnyPath) -> None:
-        """Removes the checkpoints that the new one replaces: of its step, and the oldest ones.
+        """Removes what the new checkpoint replaces: those of its step, the oldest ones, and of
+        others the state with which training continues.
 
         Those of later steps are removed, too. They are damaged, since training has continued from
         an earlier one.
@@ -212,10 +217,14 @@ class Checkpoints:
         existing = [*whole]
         best = next((n for n in reversed(existing) if _is_best(whole[n])), None)
         kept = {*existing[-self._keep :], step, best}
-        for old in set(existing) - kept:
+        continued = {*existing[-_CONTINUED:], step, best}
+        for old in existing:
             try:
-                _remove(whole[old])
-            except OSError as error:  # which must not end training
+                if old not in kept:
+                    _remove(whole[old])
+                elif old not in continued and (whole[old] / _STATE).exists():
+                    manifest.drop(whole[old], _STATE)
+            except (OSError, UserError) as error:  # which must not end training
                 logger.warning("%s is not deleted: %s", manifest.describe(whole[old]), error)
 
     def _remove_unfinished(self) -> None:

@@ -15,6 +15,7 @@ from transformer_jax.files import (
     flush_to_disk,
     json_digest,
     parse_json,
+    remove_folder,
     write_whole,
 )
 
@@ -41,7 +42,22 @@ def write(checkpoint: AnyPath, step: int, best: bool) -> None:
     for name, path in sorted(_files(checkpoint).items()):
         flush_to_disk(path)
         files[name] = _measure(path)
-    manifest = {"format": FORMAT, "step": step, "best": best, "files": files}
+    _write(checkpoint, step, Manifest(best, files))
+
+
+def drop(checkpoint: AnyPath, part: str) -> None:
+    """Deletes a folder of a checkpoint, which stays whole without it.
+
+    First the manifest forgets its files, so that the process may be killed while they are deleted.
+    """
+    best, files = read(checkpoint)
+    left = {name: file for name, file in files.items() if not name.startswith(f"{part}/")}
+    _write(checkpoint, step_of(checkpoint), Manifest(best, left))
+    remove_folder(checkpoint / part)
+
+
+def _write(checkpoint: AnyPath, step: int, contents: Manifest) -> None:
+    manifest = {"format": FORMAT, "step": step, **contents._asdict()}
     with write_whole(checkpoint / NAME) as file:
         json.dump(manifest | {"sha256": json_digest(manifest)}, file, indent=1)
 
