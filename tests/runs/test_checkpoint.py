@@ -437,15 +437,15 @@ def save_again(folder: Path, patch: pytest.MonkeyPatch, at: int) -> int:
         return die_or_change
 
     checkpoints = Checkpoints(folder, keep=2)
-    files_below = checkpoint.files_below
+    files_below = checkpoint.files.files_below
 
     def begin_to_die(new: Path) -> Any:
         for module, name in CHANGES:
             patch.setattr(module, name, dying(getattr(module, name)))
-        patch.setattr(checkpoint, "files_below", files_below)
+        patch.setattr(checkpoint.files, "files_below", files_below)
         return files_below(new)
 
-    patch.setattr(checkpoint, "files_below", begin_to_die)
+    patch.setattr(checkpoint.files, "files_below", begin_to_die)
     checkpoints.save(2, {"weights": make_params(5)}, {"again": True}, best=True)
     with pytest.raises(Killed) if at else nullcontext():
         checkpoints.close()
