@@ -6,7 +6,6 @@ import subprocess
 import time
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -262,10 +261,7 @@ def reversing_config(folder: Path) -> Config:
     )
 
 
-def changed(config: Config, **sections: dict[str, Any]) -> Config:
-    """Returns the config with other values in its sections, such as `train={"steps": 4}`."""
-    parts = {name: replace(getattr(config, name), **values) for name, values in sections.items()}
-    return replace(config, **parts)
+changed = Config.changed
 
 
 def error_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -94,8 +94,8 @@ def load_text(path: Path) -> Examples:
     corpus = Corpus(str(path))
     first = itertools.islice(corpus.pairs(), 10_000)
     tokenizers = tokenizer.train(first, TokenizerConfig(vocabulary=2000))
-    config = DataConfig(cache=str(path.parent / "cache"))
-    return tokenize([corpus], tokenizers, config, max_length=256, filters=True)
+    config = Config(data=DataConfig(cache=str(path.parent / "cache")))
+    return tokenize([corpus], tokenizers, config, filters=True)
 
 
 def compute(count: int) -> Examples:

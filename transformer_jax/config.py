@@ -12,11 +12,11 @@ import json
 import math
 import types
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from transformer_jax.errors import UserError, is_unicode
 from transformer_jax.special_ids import BOS, PAD
@@ -25,6 +25,20 @@ Entry = TypeVar("Entry")
 
 BleuTokenizer = Literal["13a", "intl", "zh", "char", "none", "ja-mecab", "ko-mecab"]
 """sacreBLEU's tokenizers that need no download."""
+
+
+class Bounds(NamedTuple):
+    """What a number of the config must be: in words, and as a test."""
+
+    want: str
+    hold: Callable[[float], bool]
+
+
+Count = Annotated[int, Bounds("above 0", lambda x: x > 0)]
+Natural = Annotated[int, Bounds("at least 0", lambda x: x >= 0)]
+Positive = Annotated[float, Bounds("above 0", lambda x: x > 0)]
+NonNegative = Annotated[float, Bounds("at least 0", lambda x: x >= 0)]
+Rate = Annotated[float, Bounds("at least 0 and below 1", lambda x: 0 <= x < 1)]
 
 
 def _changeable(default: Any) -> Any:
@@ -36,15 +50,21 @@ def _changeable(default: Any) -> Any:
 def _convert(name: str, value: Any, hint: Any) -> Any:
     """Returns `value` as the type `hint`: a list as a tuple, an int as a float.
 
-    UserError: `value` is of another type, or a float that is not finite.
+    UserError: `value` is of another type, a float that is not finite, or out of its bounds.
     """
     origin = get_origin(hint)
+    if origin is Annotated:
+        kind, bounds = get_args(hint)
+        number = _convert(name, value, kind)
+        if not bounds.hold(number):
+            raise UserError(f"{name}={number!r}: must be {bounds.want}")
+        return number
     if origin is Literal:
         if value in get_args(hint):
             return value
         choices = [str(choice) for choice in get_args(hint)]
         raise UserError(f"{name}={value!r}: must be one of {', '.join(choices)}")
-    if origin is types.UnionType:
+    if origin in (types.UnionType, typing.Union):
         return None if value is None else _convert(name, value, get_args(hint)[0])
     if origin is tuple:
         return _convert_tuple(name, value, get_args(hint))
@@ -88,7 +108,7 @@ class _Section:
     """Base class of the parts of the config. Checks the values when an instance is made."""
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
+        hints = typing.get_type_hints(type(self), include_extras=True)
         for f in dataclasses.fields(typing.cast(Any, self)):
             value = _convert(f"{self._name()}{f.name}", getattr(self, f.name), hints[f.name])
             object.__setattr__(self, f.name, value)
@@ -105,15 +125,6 @@ class _Section:
     def _require(self, ok: bool, name: str, want: str) -> None:
         if not ok:
             raise UserError(f"{self._name()}{name}={getattr(self, name)!r}: must be {want}")
-
-    def _require_positive(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            self._require(value is None or value > 0, name, "above 0")
-
-    def _require_rate(self, *names: str) -> None:
-        for name in names:
-            self._require(0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
 
 
 @dataclass(frozen=True)
@@ -149,22 +160,22 @@ ROLES = ("encoder_attention", "decoder_attention", "cross_attention")
 class ModelConfig(_Section):
     """The Transformer's architecture (Vaswani et al. 2017, section 3). Defaults: the base model."""
 
-    labels: int | None = None
+    labels: Count | None = None
     """Maximum number of labels of a sentence, for a model that classifies: each label is a target
     token with a query of its own in `cross_attention`. None: the model translates."""
     layers: int = 6
     """Number of encoder layers (N). 0 is allowed with labels only, which then attend to the
     embeddings."""
-    decoder_layers: int | None = None
+    decoder_layers: Count | None = None
     """Number of decoder layers (M); None: as many as encoder layers."""
-    d_model: int = 512
+    d_model: Count = 512
     """Width of the embeddings and of the output of every sub-layer."""
-    heads: int = 8
+    heads: Count = 8
     """Number of attention heads; must divide d_model."""
     kv_heads: int | None = None
     """Number of KV heads (of keys and values), each shared by a group of query heads; must divide
     heads; None: as many as heads."""
-    d_ff: int = 2048
+    d_ff: Count = 2048
     """Width of the hidden layer of the feed-forward network."""
     max_length: int = 256
     """Maximum length of a sentence in tokens, end symbol included. Longer pairs are left out of
@@ -173,7 +184,7 @@ class ModelConfig(_Section):
     norm: Literal["post", "pre"] = "post"
     """Layer normalization after each residual sum, as in the paper (post), or before each sub-layer
     (pre)."""
-    norm_eps: float = 1e-6
+    norm_eps: Positive = 1e-6
     """Added to the variance in layer normalization."""
     positions: Literal["sinusoidal", "learned", "rotary", "alibi", "relative", "none"] = (
         "sinusoidal"
@@ -195,12 +206,12 @@ class ModelConfig(_Section):
     """Whether attention projections and the feed-forward network have biases."""
     output_bias: bool = False
     """Whether the logits have a bias."""
-    embedding_scale: float | None = None
+    embedding_scale: Positive | None = None
     """Factor that scales the embeddings; None: the square root of d_model (section 3.4)."""
-    decoder_start_id: int | None = BOS
+    decoder_start_id: Natural | None = BOS
     """First id of the decoder's input; by default the begin symbol. None: it has no embedding, and
     the decoder begins with a vector of zeros plus position 0, as in Marian."""
-    dropout: float = 0.1
+    dropout: Rate = 0.1
     """Dropout rate of sub-layer outputs and of embeddings (section 5.4)."""
     encoder_attention: AttentionConfig = AttentionConfig()
     """The encoder's self-attention."""
@@ -212,9 +223,9 @@ class ModelConfig(_Section):
     """The decoder's sub-layer that sees earlier positions: attention (self-attention, as in the
     paper), ssru (the simpler simple recurrent unit of Kim et al. 2019, whose decoding is faster),
     or the label of a layer of your own."""
-    attention_dropout: float = 0.0
+    attention_dropout: Rate = 0.0
     """Dropout rate of attention weights."""
-    ffn_dropout: float = 0.0
+    ffn_dropout: Rate = 0.0
     """Dropout rate of the hidden layer of the feed-forward network."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the computation; parameters, softmax, logits and loss remain float32."""
@@ -223,28 +234,21 @@ class ModelConfig(_Section):
     further."""
 
     def _validate(self) -> None:
-        self._require_positive("decoder_layers", "d_model", "heads", "d_ff", "norm_eps", "labels")
         if self.labels is None:
-            self._require_positive("layers")
+            self._require(self.layers > 0, "layers", "above 0")
         else:
             self._validate_classifier()
         self._require(self.max_length >= 2, "max_length", "at least 2 (a token and the end symbol)")
         divisors = (n for n in range(1, self.d_model + 1) if self.d_model % n == 0)
         nearest = min(divisors, key=lambda n: abs(n - self.heads))
-        self._require(
-            self.d_model % self.heads == 0,
-            "heads",
-            f"a divisor of model.d_model={self.d_model}, such as {nearest}",
-        )
+        want = f"a divisor of model.d_model={self.d_model}, such as {nearest}"
+        self._require(self.d_model % self.heads == 0, "heads", want)
         groups = self.kv_heads is None or (self.kv_heads > 0 and self.heads % self.kv_heads == 0)
         self._require(groups, "kv_heads", f"a divisor of model.heads={self.heads}")
         even = self.positions != "sinusoidal" or self.d_model % 2 == 0
         self._require(even, "d_model", "even for sinusoidal positions")
         even = self.positions != "rotary" or self.head_size % 2 == 0
         self._require(even, "d_model", f"an even multiple of model.heads={self.heads} for rotary")
-        self._require(self.start_id >= 0, "decoder_start_id", "at least 0")
-        self._require_rate("dropout", "attention_dropout", "ffn_dropout")
-        self._require_positive("embedding_scale")
         for role in ROLES:
             self._validate_attention(role)
 
@@ -355,12 +359,9 @@ class TokenizerConfig(_Section):
         merges = self.kind == "bpe" and not self.models
         self._require(not merges or self.sampling < 1, "sampling", "below 1 for tokenizer.kind=bpe")
         self._require(len(self.models) <= 2, "models", "one path, or two (source, target)")
-        ok = not self.models or (len(self.models) == 1) == self.joint
-        self._require(
-            ok,
-            "models",
-            f"{'one path' if self.joint else 'two paths'} when tokenizer.joint={self.joint}",
-        )
+        fits = not self.models or (len(self.models) == 1) == self.joint
+        want = "one path" if self.joint else "two paths"
+        self._require(fits, "models", f"{want} when tokenizer.joint={self.joint}")
         self._require(all(self.symbols), "symbols", "non-empty strings")
         own = bool(self.models and self.symbols)  # a model is not changed
         self._require(not own, "symbols", "empty when tokenizer.models names models of your own")
@@ -381,22 +382,22 @@ class DataConfig(_Section):
     weights: tuple[float, ...] | None = None
     """Weight of each corpus to train on: the fraction of all pairs that are drawn from it. An
     epoch has as many pairs as all corpora but those of weight 0. None: each pair once an epoch."""
-    temperature: float | None = None
+    temperature: Positive | None = None
     """In place of weights: a corpus of N pairs is drawn in proportion to N^(1 / temperature). 1: as
     often as it has pairs; larger: small corpora more often."""
     fields: tuple[str, str] = ("source", "target")
     """Names of the source and the target field of a JSONL line."""
     max_ratio: float = 9.0
     """Training leaves out pairs whose numbers of tokens differ by more than this factor."""
-    batch_tokens: int = 4096
+    batch_tokens: Count = 4096
     """Number of tokens on each side of a batch, padding included."""
-    shapes: int = 8
+    shapes: Count = 8
     """Maximum number of batch shapes; each one is a compiled program."""
     packing: bool = False
     """Whether to pack several pairs into one row; all batches then have one shape."""
-    packed_length: int = 128
+    packed_length: Count = 128
     """Length of packed rows."""
-    workers: int = _changeable(2)
+    workers: Count = _changeable(2)
     """Number of threads that tokenize. Subword sampling always runs in one thread."""
     cache: str = _changeable("")
     """Folder of cached tokenizers and tokenized corpora; empty: the user's cache folder. Only
@@ -407,10 +408,8 @@ class DataConfig(_Section):
         self._validate_mixing()
         self._require(all(self.fields), "fields", "two names")
         self._require(self.max_ratio >= 1, "max_ratio", "at least 1")
-        self._require_positive("batch_tokens", "shapes", "packed_length", "workers")
 
     def _validate_mixing(self) -> None:
-        self._require_positive("temperature")
         if self.weights is None:
             return
         self._require(self.temperature is None, "temperature", "None where data.weights is set")
@@ -430,31 +429,31 @@ class OptimizerConfig(_Section):
     schedule: str = "noam"
     """Schedule of the learning rate after the linear warm-up: noam, inverse_sqrt, cosine,
     linear, or your own."""
-    learning_rate: float = 1.0
+    learning_rate: Positive = 1.0
     """Peak learning rate; for noam the factor of d_model^-0.5 · min(step^-0.5, step ·
     warmup^-1.5)."""
-    warmup: int = 4000
+    warmup: Count = 4000
     """Number of steps of linear warm-up."""
-    decay_steps: int | None = None
+    decay_steps: Count | None = None
     """Step at which the cosine and linear schedules reach 0; None for others."""
-    b1: float = 0.9
+    b1: Rate = 0.9
     """Adam's decay of the first moment."""
-    b2: float = 0.98
+    b2: Rate = 0.98
     """Adam's decay of the second moment."""
-    eps: float = 1e-9
+    eps: Positive = 1e-9
     """Adam's epsilon."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegative = 0.0
     """Decoupled weight decay (AdamW) of the matrices; with muon, of those of dense layers."""
-    clip_norm: float | None = None
+    clip_norm: Positive | None = None
     """Maximum global norm of the gradient; None: no clipping."""
-    label_smoothing: float = 0.1
+    label_smoothing: Rate = 0.1
     """Probability mass that label smoothing spreads over the vocabulary (section 5.4)."""
-    r_drop: float = 0.0
+    r_drop: NonNegative = 0.0
     """Weight of R-Drop (α of Liang et al. 2021, formula 4); above 0, each pair is computed twice
     with different dropout."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """Number of microbatches whose gradients are accumulated in a step, to save memory."""
-    microbatch_tokens: int | None = _changeable(None)
+    microbatch_tokens: Count | None = _changeable(None)
     """In place of accumulate: maximum number of tokens on each side of a microbatch on one device.
     A step accumulates as many as data.batch_tokens takes on the devices there are."""
     ema: float | None = None
@@ -466,13 +465,8 @@ class OptimizerConfig(_Section):
     of the embeddings."""
 
     def _validate(self) -> None:
-        self._require_positive("learning_rate", "warmup", "decay_steps", "eps", "clip_norm")
-        self._require_positive("accumulate", "microbatch_tokens")
         derived = self.accumulate == 1 or self.microbatch_tokens is None
         self._require(derived, "accumulate", "1 where optimizer.microbatch_tokens is set")
-        self._require_rate("b1", "b2", "label_smoothing")
-        self._require(self.weight_decay >= 0, "weight_decay", "at least 0")
-        self._require(self.r_drop >= 0, "r_drop", "at least 0")
         self._require(self.ema is None or 0 < self.ema < 1, "ema", "between 0 and 1")
 
 
@@ -482,13 +476,13 @@ class TrainConfig(_Section):
 
     seed: int = 0
     """Seed of initialization, batch order, dropout and subword sampling."""
-    steps: int | None = _changeable(None)
+    steps: Count | None = _changeable(None)
     """Number of updates after which to stop."""
-    epochs: int | None = _changeable(None)
+    epochs: Count | None = _changeable(None)
     """Number of passes over the data after which to stop."""
-    minutes: float | None = _changeable(None)
+    minutes: Positive | None = _changeable(None)
     """Minutes of training after which to stop, including those before an interruption."""
-    patience: int | None = _changeable(None)
+    patience: Count | None = _changeable(None)
     """Number of evaluations without a better score after which to stop; needs data.dev."""
     best: str = "bleu"
     """Score on the first development corpus that selects the best checkpoint: bleu or chrf (of
@@ -497,30 +491,27 @@ class TrainConfig(_Section):
     tokenize: BleuTokenizer = "13a"
     """sacreBLEU's tokenizer for BLEU, in training and in `evaluate`: zh or char for languages
     without spaces; ja-mecab and ko-mecab need packages (sacrebleu[ja], sacrebleu[ko])."""
-    evaluate_every: int = _changeable(500)
+    evaluate_every: Count = _changeable(500)
     """Number of steps between evaluations."""
-    decode_every: int | None = _changeable(1)
+    decode_every: Count | None = _changeable(1)
     """Number of evaluations of which one also translates; so does the one at train.steps, and one
     that is made because training ends earlier. Unless best is loss, the others count for neither
     best nor patience. None: none translates, which needs best=loss."""
-    dev_lines: int | None = None
+    dev_lines: Count | None = None
     """Number of lines of each development corpus, the first ones, that are translated in training;
     None: all. The loss is that of all lines."""
-    save_every: int = _changeable(500)
+    save_every: Count = _changeable(500)
     """Number of steps between checkpoints."""
-    log_every: int = _changeable(20)
+    log_every: Count = _changeable(20)
     """Number of steps between records of metrics."""
-    keep: int = _changeable(3)
+    keep: Count = _changeable(3)
     """Number of newest checkpoints to keep, besides the best one. Training can continue from the
     newest two and the best one; the others keep the parameters only."""
-    max_skipped: int = _changeable(10)
+    max_skipped: Count = _changeable(10)
     """Number of steps in a row after which to stop if the loss or the gradient of each is NaN or
     infinite. Such steps change no parameter."""
 
     def _validate(self) -> None:
-        self._require_positive("steps", "epochs", "minutes", "patience")
-        self._require_positive("evaluate_every", "save_every", "log_every", "keep")
-        self._require_positive("max_skipped", "decode_every", "dev_lines")
         decodes = self.decode_every is not None or self.best == "loss"
         self._require(decodes, "decode_every", f"a number where train.best={self.best!r}, not loss")
         if self.steps is None and self.epochs is None and self.minutes is None:
@@ -531,14 +522,14 @@ class TrainConfig(_Section):
 class DecodeConfig(_Section):
     """The search of `translate` and `evaluate`; evaluation during training is greedy."""
 
-    beam: int = _changeable(4)
+    beam: Count = _changeable(4)
     """Beam size; 1: greedy search."""
-    n_best: int = _changeable(1)
+    n_best: Count = _changeable(1)
     """Number of hypotheses of each line, or of samples."""
     penalty: Literal["gnmt", "power", "reward", "none"] = _changeable("gnmt")
     """Length penalty: the log probability of L tokens over ((5 + L) / 6)^alpha (gnmt) or L^alpha
     (power), plus alpha * L (reward), or as it is (none)."""
-    alpha: float = _changeable(0.6)
+    alpha: NonNegative = _changeable(0.6)
     """Exponent of the length penalty, or the reward for each token; 0: the log probability as it
     is."""
     early_stopping: bool = _changeable(False)
@@ -550,32 +541,32 @@ class DecodeConfig(_Section):
     transformers."""
     sample: bool = _changeable(False)
     """Whether to draw tokens at random instead of searching for the best."""
-    temperature: float = _changeable(1.0)
+    temperature: Positive = _changeable(1.0)
     """Divisor of the log probabilities of samples; below 1: likelier ones."""
-    top_k: int | None = _changeable(None)
+    top_k: Count | None = _changeable(None)
     """Number of likeliest tokens that samples are drawn from; None: all."""
     top_p: float | None = _changeable(None)
     """Probability of the likeliest tokens that samples are drawn from; None: all."""
     seed: int = _changeable(0)
     """Seed of samples, which also depend on the number of the line."""
-    min_length: int = _changeable(0)
+    min_length: Natural = _changeable(0)
     """Least number of tokens, without the end symbol."""
-    min_ratio: float = _changeable(0.0)
+    min_ratio: NonNegative = _changeable(0.0)
     """Least number of tokens for each source token."""
-    max_length: int | None = _changeable(None)
+    max_length: Count | None = _changeable(None)
     """Greatest number of tokens, end symbol included; None: model.max_length."""
-    max_ratio: float = _changeable(2.0)
+    max_ratio: Positive = _changeable(2.0)
     """Greatest number of tokens for each source token, besides 10 more."""
-    no_repeat_ngrams: int | None = _changeable(None)
+    no_repeat_ngrams: Count | None = _changeable(None)
     """Size of n-grams that an output may hold only once; None: any may be repeated."""
-    repetition_penalty: float = _changeable(1.0)
+    repetition_penalty: Positive = _changeable(1.0)
     """Factor of the log probability of tokens that the output holds already."""
     suppress: tuple[str, ...] = _changeable(())
     """Pieces of the tokenizer that no output may hold, such as <unk>."""
     truncate: bool = _changeable(False)
     """Whether a line that is longer than the model is cut, with a warning; otherwise it is
     translated in parts."""
-    batch_tokens: int = _changeable(3072)
+    batch_tokens: Count = _changeable(3072)
     """Number of source tokens in a batch, padding included, counted once for each hypothesis."""
 
     @property
@@ -584,20 +575,12 @@ class DecodeConfig(_Section):
         return self.n_best if self.sample else self.beam
 
     def _validate(self) -> None:
-        self._require_positive(
-            "beam", "n_best", "batch_tokens", "temperature", "top_k", "max_ratio"
-        )
-        self._require_positive("repetition_penalty", "no_repeat_ngrams", "max_length")
-        self._require(
-            self.sample or self.n_best <= self.beam, "n_best", f"at most decode.beam={self.beam}"
-        )
-        self._require(self.alpha >= 0, "alpha", "at least 0")
+        found = self.sample or self.n_best <= self.beam
+        self._require(found, "n_best", f"at most decode.beam={self.beam}")
         self._require(self.top_p is None or 0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
         for name in ("temperature", "top_k", "top_p"):
             left_out = getattr(self, name) == getattr(DecodeConfig, name)
             self._require(self.sample or left_out, name, "left out without decode.sample=true")
-        self._require(self.min_length >= 0, "min_length", "at least 0")
-        self._require(self.min_ratio >= 0, "min_ratio", "at least 0")
         greatest = self.max_length
         within = greatest is None or self.min_length < greatest
         self._require(within, "min_length", f"below decode.max_length={greatest}")
@@ -619,14 +602,13 @@ class ExecutionConfig(_Section):
     remat: Literal["none", "layers", "matmuls"] = _changeable("none")
     """What the backward pass computes again to save memory: nothing, all activations inside each
     layer (layers), or all but the results of matmuls (matmuls)."""
-    peak_tflops: float | None = _changeable(None)
+    peak_tflops: Positive | None = _changeable(None)
     """Peak of one device in TFLOP/s, for the utilization (MFU) that training reports; None: that of
     known TPUs and GPUs in bfloat16."""
 
     def _validate(self) -> None:
         compiled = self.executor == "jit" or not self.deterministic
         self._require(compiled, "deterministic", "False with execution.executor='pmap'")
-        self._require_positive("peak_tflops")
 
 
 @dataclass(frozen=True)
@@ -636,15 +618,14 @@ class MeshConfig(_Section):
     data: int = _changeable(-1)
     """Number of groups of devices that share the rows of a batch and hold copies of the model; -1:
     as many as there are devices for."""
-    fsdp: int = _changeable(1)
+    fsdp: Count = _changeable(1)
     """Number of devices that share the rows of a group and split its parameters and optimizer state
     (fully sharded data parallelism)."""
-    tensor: int = _changeable(1)
+    tensor: Count = _changeable(1)
     """Number of devices over which heads, d_ff and vocabulary are split (tensor parallelism)."""
 
     def _validate(self) -> None:
         self._require(self.data == -1 or self.data > 0, "data", "above 0, or -1")
-        self._require_positive("fsdp", "tensor")
 
 
 DATA_PARALLEL = MeshConfig()
@@ -667,6 +648,12 @@ class Config(_Section):
     @classmethod
     def _name(cls) -> str:
         return ""
+
+    def changed(self, **sections: dict[str, Any]) -> Config:
+        """Returns the config with fields of its sections changed, as `model={"layers": 2}`."""
+        parts = {name: getattr(self, name) for name in sections}
+        changed = {n: dataclasses.replace(part, **sections[n]) for n, part in parts.items()}
+        return dataclasses.replace(self, **changed)
 
     def _validate(self) -> None:
         if self.model.tied == "all" and not self.tokenizer.joint:

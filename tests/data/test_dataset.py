@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from corpus_files import MALFORMED, PAIRS, small_tokenizers, text_pair, write
 
-from transformer_jax.config import DataConfig, TokenizerConfig
+from transformer_jax.config import Config, TokenizerConfig
 from transformer_jax.data import dataset, entry
 from transformer_jax.data.dataset import Examples, Report
 from transformer_jax.data.ragged import Ragged
@@ -26,8 +26,9 @@ from transformer_jax.text.tokenizer import Tokenizer
 
 def tokenize(folder: Path, *corpora: str, **changes: Any) -> Examples:
     """`dataset.tokenize` for training, with a cache in `folder`."""
-    options = {"max_length": 30, "filters": True, "process_index": 0} | changes
-    config = DataConfig(cache=str(folder / "cache"), max_ratio=options.pop("max_ratio", 9.0))
+    options = {"max_length": 30, "max_ratio": 9.0, "filters": True, "process_index": 0} | changes
+    data = {"cache": str(folder / "cache"), "max_ratio": options.pop("max_ratio")}
+    config = Config().changed(data=data, model={"max_length": options.pop("max_length")})
     return dataset.tokenize(
         [Corpus(name) for name in corpora], small_tokenizers(), config, **options
     )
@@ -172,8 +173,8 @@ def test_other_text_tokenizer_or_options_are_other_entries(
     text_pair(tmp_path, [*pairs, ("c", "c")])
     assert len(tokenize(tmp_path, name)) == 3
     apart = tokenizer.train([("abc", "cdc")] * 9, TokenizerConfig(vocabulary=264, joint=False))
-    config = DataConfig(cache=str(tmp_path / "cache"))
-    other = dataset.tokenize([Corpus(name)], apart, config, max_length=30, filters=True)
+    config = Config().changed(data={"cache": str(tmp_path / "cache")}, model={"max_length": 30})
+    other = dataset.tokenize([Corpus(name)], apart, config, filters=True)
     assert ids(other)[2] == ([*apart.source.encode("c"), EOS], [*apart.target.encode("c"), EOS])
 
 
@@ -203,8 +204,7 @@ def test_the_cache_is_in_the_users_folder(tmp_path: Path, monkeypatch: pytest.Mo
     name = text_pair(tmp_path, PAIRS)
 
     def entries(folder: str) -> int:
-        options: Any = {"max_length": 30, "filters": True}
-        dataset.tokenize([Corpus(name)], small_tokenizers(), DataConfig(), **options)
+        dataset.tokenize([Corpus(name)], small_tokenizers(), Config(), filters=True)
         return len([*(tmp_path / folder).glob("transformer_jax/corpora/*/report.json")])
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))

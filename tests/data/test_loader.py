@@ -435,8 +435,8 @@ def test_a_chunk_is_planned_once(changes: dict[str, Any], monkeypatch: pytest.Mo
     def recorded(plan: Callable[..., Any]) -> Callable[..., Any]:
         return lambda lengths, shapes: planned.append(lengths.tobytes()) or plan(lengths, shapes)
 
-    monkeypatch.setattr(data, "pack", recorded(data.pack))
-    monkeypatch.setattr(data, "group", recorded(data.group))
+    monkeypatch.setattr(data.buckets, "pack", recorded(data.buckets.pack))
+    monkeypatch.setattr(data.buckets, "group", recorded(data.buckets.group))
     loader = Loader(examples(), config(**changes))
     assert loader.non_padding_fraction > 0
     assert loader.batches_per_epoch > 0

@@ -156,7 +156,7 @@ def test_the_newest_two_and_the_best_keep_the_state_of_training(
         raise OSError("killed")
 
     with monkeypatch.context() as patch:  # the manifest forgets the files before they go
-        patch.setattr(manifest, "remove_folder", killed)
+        patch.setattr(manifest.files, "remove_folder", killed)
         save(place, 1, 2, 3, 4, best=2)
     assert (place / "00000001" / "training").exists()
     with pytest.raises(UserError, match="has no 'training'"):
@@ -458,15 +458,15 @@ def save_again(folder: Path, patch: pytest.MonkeyPatch, at: int) -> int:
         return die_or_change
 
     checkpoints = Checkpoints(folder, keep=2)
-    files_below = checkpoint.files_below
+    files_below = checkpoint.files.files_below
 
     def begin_to_die(new: Path) -> Any:
         for module, name in CHANGES:
             patch.setattr(module, name, dying(getattr(module, name)))
-        patch.setattr(checkpoint, "files_below", files_below)
+        patch.setattr(checkpoint.files, "files_below", files_below)
         return files_below(new)
 
-    patch.setattr(checkpoint, "files_below", begin_to_die)
+    patch.setattr(checkpoint.files, "files_below", begin_to_die)
     checkpoints.save(2, {"weights": make_params(5)}, {"again": True}, best=True)
     with pytest.raises(Killed) if at else nullcontext():
         checkpoints.close()

@@ -79,7 +79,9 @@ def test_a_checkpoint_counts_until_its_manifest_is_deleted(
     folder: epath.Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(folder, 1)
-    killed_before(checkpoint, "remove_folder", bucket, monkeypatch, lambda: save(folder, 2, keep=1))
+    killed_before(
+        checkpoint.files, "remove_folder", bucket, monkeypatch, lambda: save(folder, 2, keep=1)
+    )
     assert names(folder) == ["00000001", "00000002"]
     assert checkpoint.steps(folder) == [2]
     save(folder, 3)

@@ -16,6 +16,7 @@ from transformer_jax.config import Config, ExecutionConfig, MeshConfig, Optimize
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.models.make import abstract_params
 from transformer_jax.models.parameter_paths import map_with_paths, split
+from transformer_jax.parallel import mesh as meshes
 from transformer_jax.parallel import parameters
 from transformer_jax.parallel.mesh import make_mesh, shard_batch
 from transformer_jax.runs.run import Run
@@ -47,7 +48,8 @@ def test_a_run_goes_on_with_other_devices(
         return shard_batch(batch, mesh)
 
     def piece(steps: int, mesh: MeshConfig, devices: int) -> Run:
-        monkeypatch.setattr(setup, "make_mesh", partial(make_mesh, devices=jax.devices()[:devices]))
+        few = partial(make_mesh, devices=jax.devices()[:devices])
+        monkeypatch.setattr(meshes, "make_mesh", few)
         config = changed(replace(tiny_config, mesh=mesh), data={"dev": ()}, train={"steps": steps})
         return train(config, tmp_path / "r", reporters=[reported.append])
 

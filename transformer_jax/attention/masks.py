@@ -5,7 +5,7 @@ A dense mask is True where a query may attend to a key, and broadcasts to [B, N,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import jax
@@ -16,12 +16,10 @@ from transformer_jax.errors import UserError
 from transformer_jax.special_ids import PAD
 from transformer_jax.types import HostOrDeviceArray, Size
 
+_STATIC = {"static": True}  # for JAX: not an array
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["query_segments", "query_positions", "key_segments", "key_positions", "visible"],
-    meta_fields=["causal", "window", "aligned"],
-)
+
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Mask:
     """A rule by which each query attends to the keys of its own segment.
@@ -40,9 +38,9 @@ class Mask:
     key_segments: HostOrDeviceArray | None = None  # [B or 1, S] int32
     key_positions: HostOrDeviceArray | None = None  # [B or 1, S] int32
     visible: HostOrDeviceArray | None = None  # [B or 1, T, S] bool; None: all
-    causal: bool = False
-    window: int | None = None
-    aligned: bool = True
+    causal: bool = field(default=False, metadata=_STATIC)
+    window: int | None = field(default=None, metadata=_STATIC)
+    aligned: bool = field(default=True, metadata=_STATIC)
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 0:

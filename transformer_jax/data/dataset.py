@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int, Int32
 
-from transformer_jax.config import DataConfig
+from transformer_jax.config import Config
 from transformer_jax.data import entry as cache
 from transformer_jax.data.buckets import Lengths
 from transformer_jax.data.entry import Entry
@@ -127,9 +127,8 @@ class Examples:
 def tokenize(
     corpora: Sequence[Corpus],
     tokenizers: Tokenizers,
-    config: DataConfig,
+    config: Config,
     *,
-    max_length: int,
     filters: bool,
     pairs: Iterable[Pair] | None = None,
     process_index: int = 0,
@@ -137,21 +136,21 @@ def tokenize(
     """Returns the pairs of all `corpora` as ids, from the cache if it holds them, each corpus in an
     entry of its own.
 
-    Pairs of more than `max_length` tokens on a side (`EOS` included) are left out. `filters` also
-    leaves out pairs with an empty side and those whose lengths differ by more than a factor of
+    Pairs of more than `model.max_length` tokens on a side (`EOS` included) are left out. `filters`
+    also leaves out pairs with an empty side and those whose lengths differ by more than a factor of
     `data.max_ratio`. The report counts them all. `pairs`, if given, are the pairs of the one
     corpus, which is then not read again. Process 0 fills the cache and the others wait for it.
 
     UserError: bad input, no pair left, or no space for the cache. No entry is then half written.
     """
-    max_ratio = config.max_ratio if filters else None
+    max_length, max_ratio = config.model.max_length, config.data.max_ratio if filters else None
 
     def fill(corpus: Corpus, append: Callable[[Ragged, Ragged], None]) -> dict[str, int]:
         # By chunks, so that the text of a corpus is never in memory as a whole.
         total, rest = Report(0, 0, 0, 0), iter(corpus.pairs() if pairs is None else pairs)
         while chunk := list(itertools.islice(rest, _CHUNK)):
             source, target = (
-                _ended(*tokenizer.encode_all(texts, config.workers))
+                _ended(*tokenizer.encode_all(texts, config.data.workers))
                 for tokenizer, texts in zip(tokenizers, zip(*chunk, strict=True), strict=True)
             )
             kept, counts = _filter(source.lengths(), target.lengths(), max_length, max_ratio)
@@ -163,7 +162,7 @@ def tokenize(
     depends_on = [_FORMAT, [tokenizer.digest for tokenizer in tokenizers], max_length, max_ratio]
     opened = []
     for corpus in corpora:
-        path = cache.cache_of(config) / json_digest([*depends_on, corpus.key])
+        path = cache.cache_of(config.data) / json_digest([*depends_on, corpus.key])
         opened.append(_entry(path, functools.partial(fill, corpus), process_index))
     reports = [Report(**entry.counts) for entry in opened]
     total = functools.reduce(Report.plus, reports)
@@ -176,9 +175,9 @@ def tokenize(
 
 def _entry(path: Path, fill: cache.Fill, process_index: int) -> Entry:
     """Returns an entry of the cache, which process 0 writes if it is missing."""
-    entry = cache.read(path)
-    if entry is None and process_index:
+    if process_index:
         return _wait(path)
+    entry = cache.read(path)
     if entry is None:
         cache.write(path, fill)
         entry = cache.read(path)

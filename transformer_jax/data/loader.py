@@ -16,16 +16,8 @@ import numpy as np
 from jaxtyping import Int, Int32
 
 from transformer_jax.config import Config
-from transformer_jax.data.buckets import (
-    ROWS_MULTIPLE,
-    Lengths,
-    Plan,
-    Shape,
-    choose_shapes,
-    group,
-    pack,
-    packed_shape,
-)
+from transformer_jax.data import buckets
+from transformer_jax.data.buckets import Lengths, Plan, Shape
 from transformer_jax.data.dataset import Examples
 from transformer_jax.data.order import BATCHES, make_order, random_order
 from transformer_jax.data.ragged import Ragged
@@ -187,17 +179,19 @@ def _shapes(examples: Examples, config: Config, first: Int[np.ndarray, "P 2"]) -
     """
     options, lengths, longest = config.data, examples.lengths, examples.lengths.longest()
     if options.packing:
-        return (packed_shape(int(longest.max()), options.batch_tokens, options.packed_length),)
+        most, width = options.batch_tokens, options.packed_length
+        return (buckets.packed_shape(int(longest.max()), most, width),)
     if config.tokenizer.sampling:  # the longest pair must fit with its ids as they are
         lengths = Lengths.of(np.concatenate([first, longest[None]]))
-    return choose_shapes(lengths, options.batch_tokens, options.shapes)
+    return buckets.choose_shapes(lengths, options.batch_tokens, options.shapes)
 
 
 def _plan(
     lengths: Int[np.ndarray, "P 2"], shapes: tuple[Shape, ...], config: Config, chunk: int
 ) -> list[Plan]:
     """Returns the batches of a chunk in the order of their use, which is random."""
-    plans = pack(lengths, shapes[0]) if config.data.packing else group(lengths, shapes)
+    packs = config.data.packing
+    plans = buckets.pack(lengths, shapes[0]) if packs else buckets.group(lengths, shapes)
     return [plans[i] for i in random_order(len(plans), config.train.seed, BATCHES, chunk)]
 
 
@@ -229,9 +223,9 @@ def evaluation_batches(
     """
     options, start_id = config.data, config.model.start_id
     lengths = lengths or examples.lengths
-    batch_tokens = max(options.batch_tokens, ROWS_MULTIPLE * int(lengths.longest().max()))
-    shapes = choose_shapes(lengths, batch_tokens, options.shapes)
-    for plan in group(examples.lengths_of(np.arange(len(examples))), shapes):
+    batch_tokens = max(options.batch_tokens, buckets.ROWS_MULTIPLE * int(lengths.longest().max()))
+    shapes = buckets.choose_shapes(lengths, batch_tokens, options.shapes)
+    for plan in buckets.group(examples.lengths_of(np.arange(len(examples))), shapes):
         part = take_rows(plan, shard)
         yield make_batch(examples, part, packed=False, start_id=start_id)
 

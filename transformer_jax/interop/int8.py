@@ -1,6 +1,5 @@
 """Writes a trained model as a run whose matrices are 8-bit integers."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from transformer_jax.config import ModelConfig
@@ -16,6 +15,6 @@ def check(config: ModelConfig) -> None:
 
 def export(run: Run, step: int, params: Params, folder: Path) -> None:
     """Writes the run to `folder`, which must not exist."""
-    config = replace(run.config, model=replace(run.config.model, weights="int8"))
+    config = run.config.changed(model={"weights": "int8"})
     provenance = {"int8_of": {"run": run.folder.name, "step": step}}
     runs.create_with(quantize(params), step, folder, config, run.tokenizers, provenance)

@@ -82,23 +82,19 @@ def check_model(config: ModelConfig, kernel: AnyKernel = "auto") -> None:
 
 def check_packing(config: ModelConfig) -> None:
     """Checks that the model can be trained on packed rows. UserError: it cannot."""
+    refused = "data.packing=True: must be false where"
     if config.labels is not None:
         raise UserError(
-            f"data.packing=True: must be false where model.labels={config.labels}: "
-            "a classifier's targets are not packed"
+            f"{refused} model.labels={config.labels}: a classifier's targets are not packed"
         )
-    if not find_self_layer(config.self_layer).packing:
-        raise UserError(
-            f"data.packing=True: must be false where model.self_layer={config.self_layer!r}, "
-            "which does not support it"
-        )
+    layer = config.self_layer
+    if not find_self_layer(layer).packing:
+        raise UserError(f"{refused} model.self_layer={layer!r}, which does not support it")
     for role in ROLES:
         kind = getattr(config, role).kind
         if not find_kind(role, kind).packing:
-            raise UserError(
-                f"data.packing=True: must be false where model.{role}.kind={kind!r}, "
-                "whose reward assumes one sentence per row"
-            )
+            reason = "whose reward assumes one sentence per row"
+            raise UserError(f"{refused} model.{role}.kind={kind!r}, {reason}")
 
 
 def _check_attention(config: ModelConfig, role: str, kind: Kind) -> None:

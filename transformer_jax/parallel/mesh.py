@@ -118,15 +118,10 @@ def check_mesh(config: Config, vocabularies: Sequence[int] = ()) -> None:
     for name, size in sizes.items():
         if size % tensor:
             raise UserError(f"mesh.tensor={tensor}: must divide {name}={size}")
-    check_vocabularies(config.mesh, vocabularies)
-
-
-def check_vocabularies(config: MeshConfig, sizes: Sequence[int]) -> None:
-    """Checks that the mesh can split vocabularies of these numbers of ids. UserError: it cannot."""
-    for size in sizes:
-        if size % config.tensor:
+    for size in vocabularies:
+        if size % tensor:
             raise UserError(
-                f"mesh.tensor={config.tensor}: must divide the {size} ids of the vocabulary "
+                f"mesh.tensor={tensor}: must divide the {size} ids of the vocabulary "
                 f"(tokenizer.vocabulary)"
             )
 

@@ -4,7 +4,6 @@ The coordinator is process 0. A single process is its own coordinator. All proce
 functions of this module in the same order, in their main thread.
 """
 
-import dataclasses
 import json
 import os
 import socket
@@ -218,11 +217,6 @@ def _padded(array: np.ndarray, size: int) -> np.ndarray:
     return padded
 
 
-def any_process(flag: bool) -> bool:
-    """Returns whether `flag` is true in any process; all processes return the same."""
-    return bool(maximum(flag))
-
-
 def maximum(value: int) -> int:
     """Returns the largest value of all processes; all processes return the same."""
     if jax.process_count() == 1:
@@ -262,14 +256,13 @@ def require_same_everywhere(config: Config, facts: dict[str, str]) -> None:
     facts: others that must be the same, such as the digests of files, by name. Only the folder of
     cached corpora and the number of threads may differ.
     """
-    data = dataclasses.replace(config.data, cache="", workers=1)
-    config = dataclasses.replace(config, data=data)
+    config = config.changed(data={"cache": "", "workers": 1})
     theirs = broadcast({"config": to_json(config), "facts": facts})
     changed = differences(from_json(theirs["config"]), config, all_fields=True)
     for name, fact in facts.items():
         if (wanted := theirs["facts"].get(name)) not in (None, fact):
             changed.append(f"{name}: {wanted[:12]} -> {fact[:12]}")
-    if any_process(bool(changed)):
+    if maximum(len(changed)):
         index, _ = this_process()
         what = f"process {index} has another config or data than process 0"
         raise UserError(

@@ -47,20 +47,15 @@ class Card:
         """UserError: the run starts with the parameters of another, and `init_from` is None or
         `options` say that others are taken; or it does not, and `init_from` names one."""
         start = self.provenance.get("init_from")
-        if start is not None and init_from is None:
-            raise UserError(
-                f"card {self.name}: the run starts with the parameters of {start['run']}; give "
-                "--init-from"
-            )
-        if start is not None and (wanted := start.get("options", [])) != options:
-            raise UserError(
-                f"card {self.name}: the run starts with other parameters of {start['run']}; give "
-                f"--init-from with {' '.join(wanted) or 'no other option'}"
-            )
+        begins = f"card {self.name}: the run starts with"
         if start is None and init_from is not None:
+            raise UserError(f"{begins} random parameters; leave out --init-from={init_from}")
+        if start is not None and init_from is None:
+            raise UserError(f"{begins} the parameters of {start['run']}; give --init-from")
+        if start is not None and (wanted := start.get("options", [])) != options:
+            which = " ".join(wanted) or "no other option"
             raise UserError(
-                f"card {self.name}: the run starts with random parameters; leave out "
-                f"--init-from={init_from}"
+                f"{begins} other parameters of {start['run']}; give --init-from with {which}"
             )
 
     def require_data(self, corpora: Corpora) -> None:

@@ -40,16 +40,9 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import type_handlers
 
+from transformer_jax import files
 from transformer_jax.errors import UserError
-from transformer_jax.files import (
-    AnyPath,
-    files_below,
-    json_digest,
-    parse_json,
-    remove_folder,
-    temporaries,
-    write_whole,
-)
+from transformer_jax.files import AnyPath
 from transformer_jax.parallel.processes import broadcast, is_coordinator, wait_for_all
 from transformer_jax.runs import manifest
 from transformer_jax.types import Params
@@ -92,7 +85,7 @@ def _mute_orbax() -> None:
 _mute_orbax()
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """A context manager that writes the checkpoints of one run in the background.
 
     It makes `folder` if it is missing and removes unfinished checkpoints that a killed process has
@@ -122,9 +115,6 @@ class Checkpoints:
         if isinstance(self._folder, Path):
             self._folder.mkdir(parents=True, exist_ok=True)
         self._remove_unfinished()
-
-    def __enter__(self) -> Checkpoints:
-        return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(together=kind is None)  # other processes may not know of an exception
@@ -190,10 +180,10 @@ class Checkpoints:
                     for name, tree in trees.items():
                         stored = _stored_tree(orbax, _for_orbax(self._folder) / new.name / name)
                         require_same(name, _leaves_by_name(stored), _leaves_by_name(tree))
-                for path in files_below(new).values():
+                for path in files.files_below(new).values():
                     if path.name == "commit_success.txt":  # of Orbax
                         path.unlink()  # holds an absolute path, which a copied run changes
-                with write_whole(new / _PROGRESS) as file:
+                with files.write_whole(new / _PROGRESS) as file:
                     file.write(progress)
                 manifest.write(new, step, best)
                 manifest.read(new)
@@ -233,7 +223,7 @@ class Checkpoints:
             for path in self._folder.glob("*"):
                 if _LEFTOVER.fullmatch(path.name) and path not in kept:
                     with contextlib.suppress(Exception):
-                        remove_folder(path)
+                        files.remove_folder(path)
 
 
 def steps(folder: AnyPath) -> list[int]:
@@ -297,7 +287,7 @@ def progress(folder: AnyPath, step: int) -> dict[str, Any]:
     path = _find(folder, step)
     manifest.verify(path, _PROGRESS)
     try:
-        return parse_json((path / _PROGRESS).read_bytes())
+        return files.parse_json((path / _PROGRESS).read_bytes())
     except UserError as error:
         raise UserError(f"{manifest.describe(path)}: {_PROGRESS}: {error}") from error
 
@@ -305,8 +295,8 @@ def progress(folder: AnyPath, step: int) -> dict[str, Any]:
 def digest(folder: AnyPath, step: int, tree: str) -> str:
     """Returns the SHA-256 of the names and the contents of a tree's files. UserError: its manifest
     is damaged, or there is no such step."""
-    files = manifest.read(_find(folder, step)).files
-    return json_digest({name: file for name, file in files.items() if name.startswith(f"{tree}/")})
+    listed = manifest.read(_find(folder, step)).files
+    return files.json_digest({n: file for n, file in listed.items() if n.startswith(f"{tree}/")})
 
 
 def average(folder: AnyPath, steps: Sequence[int]) -> Params:
@@ -335,7 +325,7 @@ def _for_orbax(folder: AnyPath) -> AnyPath:
 def _alias(folder: Path) -> Path:
     """Returns a link to `folder` from a temporary folder, which is deleted when Python ends."""
     temporary = tempfile.mkdtemp(prefix="transformer-jax-")
-    temporaries.callback(shutil.rmtree, temporary, ignore_errors=True)
+    files.temporaries.callback(shutil.rmtree, temporary, ignore_errors=True)
     link = Path(temporary) / "checkpoints"
     link.symlink_to(folder, target_is_directory=True)
     return link
@@ -386,7 +376,7 @@ def _remove(checkpoint: AnyPath) -> None:
     if isinstance(checkpoint, Path):
         checkpoint = checkpoint.rename(checkpoint.with_suffix(f".old{secrets.token_hex(8)}"))
     (checkpoint / manifest.NAME).unlink(missing_ok=True)
-    remove_folder(checkpoint)
+    files.remove_folder(checkpoint)
 
 
 def _handler() -> ocp.PyTreeCheckpointHandler:

@@ -8,16 +8,9 @@ import hashlib
 import json
 from typing import Any, NamedTuple
 
+from transformer_jax import files
 from transformer_jax.errors import UserError
-from transformer_jax.files import (
-    AnyPath,
-    files_below,
-    flush_to_disk,
-    json_digest,
-    parse_json,
-    remove_folder,
-    write_whole,
-)
+from transformer_jax.files import AnyPath
 
 FORMAT = 5
 """The format that is written and read."""
@@ -38,11 +31,11 @@ class Manifest(NamedTuple):
 
 def write(checkpoint: AnyPath, step: int, best: bool) -> None:
     """Flushes the files of a checkpoint to the disk and writes its manifest."""
-    files = {}
+    listed = {}
     for name, path in sorted(_files(checkpoint).items()):
-        flush_to_disk(path)
-        files[name] = _measure(path)
-    _write(checkpoint, step, Manifest(best, files))
+        files.flush_to_disk(path)
+        listed[name] = _measure(path)
+    _write(checkpoint, step, Manifest(best, listed))
 
 
 def drop(checkpoint: AnyPath, part: str) -> None:
@@ -50,16 +43,16 @@ def drop(checkpoint: AnyPath, part: str) -> None:
 
     First the manifest forgets its files, so that the process may be killed while they are deleted.
     """
-    best, files = read(checkpoint)
-    left = {name: file for name, file in files.items() if not name.startswith(f"{part}/")}
+    best, listed = read(checkpoint)
+    left = {name: file for name, file in listed.items() if not name.startswith(f"{part}/")}
     _write(checkpoint, step_of(checkpoint), Manifest(best, left))
-    remove_folder(checkpoint / part)
+    files.remove_folder(checkpoint / part)
 
 
 def _write(checkpoint: AnyPath, step: int, contents: Manifest) -> None:
     manifest = {"format": FORMAT, "step": step, **contents._asdict()}
-    with write_whole(checkpoint / NAME) as file:
-        json.dump(manifest | {"sha256": json_digest(manifest)}, file, indent=1)
+    with files.write_whole(checkpoint / NAME) as file:
+        json.dump(manifest | {"sha256": files.json_digest(manifest)}, file, indent=1)
 
 
 def read(checkpoint: AnyPath) -> Manifest:
@@ -69,7 +62,7 @@ def read(checkpoint: AnyPath) -> Manifest:
     """
     where = describe(checkpoint)
     try:
-        values = parse_json((checkpoint / NAME).read_bytes())
+        values = files.parse_json((checkpoint / NAME).read_bytes())
     except FileNotFoundError as error:
         raise UserError(f"{where}: half-written, without {NAME}") from error
     except (OSError, UserError) as error:
@@ -78,9 +71,9 @@ def read(checkpoint: AnyPath) -> Manifest:
     match values:
         case {"format": int(version)} if version != FORMAT:
             raise OtherFormatError(f"{where}: format {version}: this version reads {FORMAT}")
-        case {"format": int(), "step": int(step), "best": bool(best), "files": dict(files)}:
-            if step == step_of(checkpoint) and digest == json_digest(values):
-                return Manifest(best, files)
+        case {"format": int(), "step": int(step), "best": bool(best), "files": dict(listed)}:
+            if step == step_of(checkpoint) and digest == files.json_digest(values):
+                return Manifest(best, listed)
     raise UserError(f"{where}: {NAME} is damaged")
 
 
@@ -90,19 +83,19 @@ def verify(checkpoint: AnyPath, part: str) -> None:
     `part` is a folder or a file of the checkpoint; the files beside the folders are verified with
     it. UserError: as `read`, or a file is missing, added or changed.
     """
-    where, listed, files = describe(checkpoint), read(checkpoint).files, _files(checkpoint)
+    where, listed, found = describe(checkpoint), read(checkpoint).files, _files(checkpoint)
     parts = {name.split("/")[0] for name in listed}
     if part not in parts:
         raise UserError(f"{where}: has no {part!r}; it has: {', '.join(sorted(parts))}")
-    for name in sorted({*listed, *files}):
+    for name in sorted({*listed, *found}):
         if "/" in name and not name.startswith(f"{part}/"):
             continue
-        if name not in files:
+        if name not in found:
             raise UserError(f"{where}: {name} is missing")
         if name not in listed:
             raise UserError(f"{where}: {name} is not in {NAME}")
         try:
-            same = _measure(files[name]) == listed[name]
+            same = _measure(found[name]) == listed[name]
         except OSError as error:  # of a disk that fails
             raise UserError(f"{where}: {name} cannot be read: {error.strerror or error}") from error
         if not same:
@@ -121,7 +114,7 @@ def describe(checkpoint: AnyPath) -> str:
 
 def _files(checkpoint: AnyPath) -> dict[str, AnyPath]:
     """Returns all files of a checkpoint except the manifest, by their names in the manifest."""
-    return {name: path for name, path in files_below(checkpoint).items() if name != NAME}
+    return {name: path for name, path in files.files_below(checkpoint).items() if name != NAME}
 
 
 def _measure(path: AnyPath) -> list[Any]:

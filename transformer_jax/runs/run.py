@@ -192,11 +192,9 @@ def load(folder: epath.PathLike) -> Run:
     """
     folder = files.find_path(folder)
     stored, config = _stored(folder)
-    execution = config.execution
-    if is_function_name(execution.kernel):
-        execution = dataclasses.replace(execution, kernel="auto")
-    data = dataclasses.replace(config.data, cache="")
-    config = dataclasses.replace(config, data=data, execution=execution, mesh=DATA_PARALLEL)
+    kernel = "auto" if is_function_name(config.execution.kernel) else config.execution.kernel
+    config = config.changed(data={"cache": ""}, execution={"kernel": kernel})
+    config = dataclasses.replace(config, mesh=DATA_PARALLEL)
     tokenizers = tokenizer.load(folder, stored["tokenizers"])
     return Run(folder, config, tokenizers, stored.get("provenance", {}))
 

@@ -121,22 +121,13 @@ class Subject:
             rows = islice(filter(all, (_cut_pair(pair, tokenizers) for pair in each)), PAIRS)
             path.write_text("".join(f"{source}\t{target}\n" for source, target in rows), "utf-8")
             names.append(str(path))
-        small = replace(
-            config,
-            model=cut(config.model),
-            tokenizer=replace(config.tokenizer, models=tuple(models), joint=len(models) == 1),
-            data=replace(
-                config.data,
-                train=tuple(names),
-                dev=(),
-                max_ratio=1000.0,
-                batch_tokens=ROWS * 2 * TOKENS,
-                shapes=1,
-                packed_length=2 * TOKENS,
-                cache=str(folder / "cache"),
-            ),
-            optimizer=replace(config.optimizer, accumulate=1, microbatch_tokens=None),
-            execution=replace(config.execution, remat="none"),
+        data = {"train": tuple(names), "dev": (), "cache": str(folder / "cache")}
+        batches = {"batch_tokens": ROWS * 2 * TOKENS, "shapes": 1, "packed_length": 2 * TOKENS}
+        small = replace(config, model=cut(config.model)).changed(
+            tokenizer={"models": tuple(models), "joint": len(models) == 1},
+            data=data | batches | {"max_ratio": 1000.0},
+            optimizer={"accumulate": 1, "microbatch_tokens": None},
+            execution={"remat": "none"},
         )
         return cls(small, tokenizers, modules, folder, lines)
 
@@ -154,8 +145,7 @@ class Subject:
     def examples(self) -> Examples:
         """The first pairs of the corpora, at most `ROWS`."""
         corpora = Corpora.of(self.config.data).train
-        options: Any = {"max_length": self.config.model.max_length, "filters": True}
-        examples = tokenize(corpora, self.tokenizers, self.config.data, **options)
+        examples = tokenize(corpora, self.tokenizers, self.config, filters=True)
         return examples.take(np.arange(min(ROWS, len(examples))))
 
     @cached_property
@@ -177,14 +167,9 @@ class Subject:
 
 def _on_one_device(config: Config, sizes: tuple[int, int]) -> StepSetup:
     """Returns the step on one device, without dropout."""
-    rates = dict.fromkeys(("dropout", "attention_dropout", "ffn_dropout"), 0.0)
-    config = replace(
-        config,
-        model=replace(config.model, **rates),
-        optimizer=replace(config.optimizer, r_drop=0.0),
-        execution=replace(config.execution, executor="jit"),
-        mesh=MeshConfig(data=1),
-    )
+    rates: dict[str, Any] = dict.fromkeys(("dropout", "attention_dropout", "ffn_dropout"), 0.0)
+    config = config.changed(model=rates, optimizer={"r_drop": 0.0}, execution={"executor": "jit"})
+    config = replace(config, mesh=MeshConfig(data=1))
     return prepare_step(config, sizes, make_mesh(config.mesh, jax.devices()[:1]))
 
 
@@ -209,15 +194,13 @@ def cut(model: ModelConfig) -> ModelConfig:
         d_model=heads * min(model.head_size, 8),
         d_ff=min(model.d_ff, 64),
         max_length=max(model.max_length, 4 * TOKENS),
-        **{role: _cut_layer(model, role, (encoder, decoder)) for role in ROLES},
+        **{role: _cut_layer(model, role) for role in ROLES},
     )
 
 
-def _cut_layer(model: ModelConfig, role: str, depths: tuple[int, int]) -> Any:
-    attention = getattr(model, role)
-    depth = depths[0] if role == "encoder_attention" else depths[1]
-    layer = None if attention.layer is None else min(attention.layer, depth - 1)
-    return replace(attention, layer=layer)
+def _cut_layer(model: ModelConfig, role: str) -> Any:
+    attention, last = getattr(model, role), min(model.depth_of(role), 2) - 1
+    return replace(attention, layer=None if attention.layer is None else min(attention.layer, last))
 
 
 def packing_error(subject: Subject) -> float:
@@ -242,8 +225,7 @@ def packing_error(subject: Subject) -> float:
 def accumulation_error(subject: Subject) -> float:
     """Returns how far the gradient of two microbatches is from that of the batch."""
     setup = subject.setup
-    options = replace(setup.config.optimizer, accumulate=2)
-    halves = replace(setup, config=replace(setup.config, optimizer=options))
+    halves = replace(setup, config=setup.config.changed(optimizer={"accumulate": 2}))
     return oracles.step_error(setup, halves, subject.params, subject.batch)
 
 
@@ -295,8 +277,8 @@ def resuming_error(subject: Subject) -> float:
     limits: Any = {"epochs": None, "minutes": None, "patience": None, "save_every": 2}
 
     def state_after(name: str, steps: int) -> list[Any]:
-        options = replace(subject.config.train, steps=steps, **limits)
-        config = replace(subject.config, train=options, mesh=MeshConfig())
+        config = subject.config.changed(train=limits | {"steps": steps})
+        config = replace(config, mesh=MeshConfig())
         folder = train(config, subject.folder / name).checkpoints
         return jax.tree.leaves([checkpoint.restore(folder, steps, x) for x in TREES])
 

@@ -7,12 +7,8 @@ import optax
 from optax.contrib import MuonDimensionNumbers
 
 from transformer_jax.config import Config, OptimizerConfig, look_up
-from transformer_jax.models.parameter_paths import (
-    input_dimensions,
-    is_dense,
-    is_matrix,
-    map_with_paths,
-)
+from transformer_jax.models import parameter_paths
+from transformer_jax.models.parameter_paths import map_with_paths
 from transformer_jax.training.schedules import learning_rate
 from transformer_jax.types import HostOrDeviceArray, Params
 
@@ -32,14 +28,9 @@ def adam(
 ) -> optax.GradientTransformation:
     """Returns Adam (Kingma and Ba 2015) with decoupled decay of matrices (Loshchilov and Hutter
     2019)."""
-    return optax.adamw(
-        rate,
-        b1=config.b1,
-        b2=config.b2,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        mask=map_with_paths(lambda path, _: is_matrix(path), params),
-    )
+    matrices = map_with_paths(lambda path, _: parameter_paths.is_matrix(path), params)
+    decay = {"weight_decay": config.weight_decay, "mask": matrices}
+    return optax.adamw(rate, config.b1, config.b2, config.eps, **decay)
 
 
 def muon(
@@ -49,8 +40,8 @@ def muon(
     dense layers, and Adam with Nesterov's momentum (Dozat 2016) for the other parameters."""
 
     def dimensions(path: str, leaf: HostOrDeviceArray) -> MuonDimensionNumbers | None:
-        inputs = input_dimensions(path, leaf.ndim)
-        if not is_dense(path) or inputs is None:
+        inputs = parameter_paths.input_dimensions(path, leaf.ndim)
+        if not parameter_paths.is_dense(path) or inputs is None:
             return None
         return MuonDimensionNumbers(inputs, tuple(range(len(inputs), leaf.ndim)))
 

@@ -222,8 +222,7 @@ class Planner:
 
     def variant(self, section: str, **changes: Any) -> Planner:
         """Returns the planner of the config with fields of one section changed."""
-        changed = replace(getattr(self.config, section), **changes)
-        config = replace(self.config, **{section: changed})
+        config = self.config.changed(**{section: changes})
         return Planner(config, self._vocabularies, self._devices, self)
 
 
@@ -290,7 +289,7 @@ def for_other_devices(config: Config) -> Config:
     for the devices here.
     """
     kernel = "xla" if config.execution.kernel == "auto" else config.execution.kernel
-    return replace(config, execution=replace(config.execution, kernel=kernel))
+    return config.changed(execution={"kernel": kernel})
 
 
 def device_memory(mesh: meshes.AnyMesh) -> int:

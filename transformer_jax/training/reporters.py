@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -55,7 +55,7 @@ def report(reporters: Sequence[Reporter], kind: str, step: int, **values: Any) -
         reporter({"kind": kind, "step": step, **values})
 
 
-class Terminal:
+class Terminal(AbstractContextManager["Terminal"]):
     """Prints a live line with a progress bar on a terminal, and plain lines elsewhere.
 
     Evaluations and messages remain above the live line.
@@ -69,9 +69,6 @@ class Terminal:
         self._live = self._console.is_terminal
         self._progress = Progress(*columns, console=self._console, transient=True)
         self._task = self._progress.add_task("", total=1.0)
-
-    def __enter__(self) -> Terminal:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._live:
@@ -88,7 +85,7 @@ class Terminal:
             self._console.print(describe(record), markup=False)
 
 
-class MetricsFile:
+class MetricsFile(AbstractContextManager["MetricsFile"]):
     """Appends each record that is not a message, with the time (UTC), to a JSONL file, a line each.
 
     Object storage cannot append: there the file is written anew by `flush`, which the trainer calls
@@ -99,9 +96,6 @@ class MetricsFile:
         self._path = path
         self._lines: list[str] = []  # all those of an object
         self._flushed = 0  # number of them
-
-    def __enter__(self) -> MetricsFile:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.flush()
@@ -149,7 +143,7 @@ class MetricsFile:
             self._flushed = len(self._lines)
 
 
-class TensorBoard:
+class TensorBoard(AbstractContextManager["TensorBoard"]):
     """Writes scalars as TensorBoard events. Needs the extra `tensorboard`.
 
     They are on the disk when a call returns: training does not repeat the steps before its last
@@ -172,9 +166,6 @@ class TensorBoard:
         self._writer: Any = None  # created with the first metrics, since it creates the folder
         self._first: int | None = None  # step of the first record
         self._kept: list[Record] = []
-
-    def __enter__(self) -> TensorBoard:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._writer is not None:
@@ -309,17 +300,15 @@ _FORMATTED = (
 
 def _further_metrics(record: Record) -> list[str]:
     """Returns metrics that layers report, with short names where these are unambiguous."""
-    names = [name for name in record if name not in _FORMATTED]
-    short = Counter(name.rpartition("/")[2] for name in names)
-    labels = {name: name.rpartition("/")[2] for name in names}
-    labels = {name: label if short[label] == 1 else name for name, label in labels.items()}
+    short = {name: name.rpartition("/")[2] for name in record if name not in _FORMATTED}
+    count = Counter(short.values())
+    labels = {name: label if count[label] == 1 else name for name, label in short.items()}
     return [f"{label} {record[name]:.4g}" for name, label in labels.items()]
 
 
 def _time_left(seconds: float | None) -> str:
     if seconds is None:
         return "time left unknown"
-    minutes, hours = int(seconds // 60), int(seconds // 3600)
-    return (
-        f"{hours}h{minutes % 60:02}m left" if hours else f"{minutes}m{int(seconds % 60):02}s left"
-    )
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m left" if hours else f"{minutes}m{seconds:02}s left"

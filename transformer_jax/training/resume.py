@@ -170,7 +170,7 @@ def store_run(start: Start, run: Run, metrics: MetricsFile, step: int, progress:
     end = time.monotonic() + APPEARS_WITHIN
     while not (appears := runs.exists(run.folder)) and time.monotonic() < end:
         time.sleep(0.5)
-    if processes.any_process(not appears):
+    if processes.maximum(not appears):
         raise UserError(f"run {run.folder}: must be on storage that all processes share")
 
 
@@ -257,8 +257,8 @@ def _source(
     continued: the run to continue, without checkpoints. UserError: it was to start with other
     parameters.
     """
-    begun = None if continued is None else continued.provenance.get("init_from")
-    folder = "" if continued is None else f"run {continued.folder}"
+    begun = continued.provenance.get("init_from") if continued else None
+    folder, option = f"run {continued.folder}" if continued else "", f"--init-from={init_from}"
     if begun is not None and init_from is None:
         raise UserError(
             f"{folder}: has no checkpoint yet, and starts with the parameters of another "
@@ -268,23 +268,22 @@ def _source(
         return None
     if continued is not None and begun is None:
         raise UserError(
-            f"--init-from={init_from}: run {continued.folder} has begun without it; leave it out, "
-            "or name another folder"
+            f"{option}: {folder} has begun without it; leave it out, or name another folder"
         )
     source = runs.load(init_from)
     source.require_float32()
     now = _identity(source, options)
     if begun is not None and begun.get("params", now["params"]) != now["params"]:
         raise UserError(
-            f"--init-from={init_from}: the parameters of its step {now['step']} are not those that "
-            f"{folder} starts with, of {begun['run']}, step {begun['step']}; give those, or name "
-            "another folder"
+            f"{option}: the parameters of its step {now['step']} are not those that {folder} "
+            f"starts with, of {begun['run']}, step {begun['step']}; give those, or name another "
+            "folder"
         )
     if begun is not None and (before := begun.get("options", [])) != options:
+        which = " ".join(before) or "all parameters and the same vocabulary"
         raise UserError(
-            f"--init-from={init_from}: run {folder} has begun with "
-            f"{' '.join(before) or 'all parameters and the same vocabulary'}; give the same "
-            "options, or name another folder"
+            f"{option}: {folder} has begun with {which}; give the same options, or name another "
+            "folder"
         )
     return source
 

@@ -24,17 +24,8 @@ from transformer_jax.models.classifier import check_labels
 from transformer_jax.models.make import abstract_model, check_model, check_packing, make_model
 from transformer_jax.models.parameter_paths import by_path, select, split
 from transformer_jax.models.transformer import Model
+from transformer_jax.parallel import mesh as meshes
 from transformer_jax.parallel.compile import compile_step
-from transformer_jax.parallel.mesh import (
-    AnyMesh,
-    check_mesh,
-    check_vocabularies,
-    data_parallel_size,
-    describe,
-    local_shard,
-    make_mesh,
-    mesh_shape,
-)
 from transformer_jax.parallel.model import shard_model
 from transformer_jax.parallel.parameters import with_shardings
 from transformer_jax.parallel.processes import this_process
@@ -78,7 +69,7 @@ class StepSetup:
     config: Config
     model: Model
     optimizer: optax.GradientTransformation
-    mesh: AnyMesh
+    mesh: meshes.AnyMesh
 
     @property
     def microbatches(self) -> int:
@@ -86,13 +77,13 @@ class StepSetup:
         options = self.config.optimizer
         if options.microbatch_tokens is None:
             return options.accumulate
-        devices = data_parallel_size(self.mesh)
+        devices = meshes.data_parallel_size(self.mesh)
         return math.ceil(self.config.data.batch_tokens / (devices * options.microbatch_tokens))
 
     def describe_devices(self) -> str:
         """Returns what a step runs on, such as "8 cpu, mesh data 8; 2 microbatches a step"."""
         count = self.microbatches
-        return describe(self.mesh) + (f"; {count} microbatches a step" if count > 1 else "")
+        return meshes.describe(self.mesh) + (f"; {count} microbatches a step" if count > 1 else "")
 
     @cached_property
     def loss(self) -> LossFn:
@@ -131,14 +122,9 @@ class StepSetup:
     def compile_update(self) -> Any:
         """Returns `update`, compiled with `compile_step` for the mesh, which must be of devices."""
         execution = self.config.execution
+        options: Any = {"executor": execution.executor, "deterministic": execution.deterministic}
         assert isinstance(self.mesh, Mesh)
-        return compile_step(
-            self.update,
-            self.mesh,
-            self.abstract_state,
-            executor=execution.executor,
-            deterministic=execution.deterministic,
-        )
+        return compile_step(self.update, self.mesh, self.abstract_state, **options)
 
 
 @dataclass(frozen=True)
@@ -189,13 +175,13 @@ def check_config(config: Config, devices: int | None = None) -> None:
         check_packing(config.model)
     find_optimizer(config.optimizer)
     find_schedule(config.optimizer)
-    check_mesh(config)
+    meshes.check_mesh(config)
     if config.execution.executor == "pmap" and this_process()[1] > 1:
         raise UserError(
             "execution.executor='pmap': runs in one process; use execution.executor=jit"
         )
     bleu_metric(config.train.tokenize)
-    mesh_shape(config.mesh, devices or jax.device_count())
+    meshes.mesh_shape(config.mesh, devices or jax.device_count())
     if config.train.patience and not config.data.dev:
         raise UserError(
             f"train.patience={config.train.patience}: must be None where data.dev=(): there is no "
@@ -220,9 +206,9 @@ def set_up(
     The arguments are those of `load_data`. UserError: as `load_data`, `prepare_step` and `Loader`.
     """
     loaded = load_data(config, tokenizers, corpora)
-    mesh = make_mesh(config.mesh)
+    mesh = meshes.make_mesh(config.mesh)
     step = prepare_step(config, loaded.tokenizers.sizes, mesh)
-    loader = Loader(loaded.examples, config, local_shard(mesh, step.microbatches))
+    loader = Loader(loaded.examples, config, meshes.local_shard(mesh, step.microbatches))
     return Setup(config, step.model, step.optimizer, mesh, *loaded, loader)
 
 
@@ -239,14 +225,8 @@ def load_data(
     process_index, _ = this_process()
     if tokenizers is None:
         tokenizers = tokenizers_of(corpora.train, config, process_index)
-    examples = tokenize(
-        corpora.train,
-        tokenizers,
-        config.data,
-        max_length=config.model.max_length,
-        filters=True,
-        process_index=process_index,
-    )
+    options: Any = {"filters": True, "process_index": process_index}
+    examples = tokenize(corpora.train, tokenizers, config, **options)
     dev: dict[str, DevSet] = {}
     for corpus in corpora.dev:
         dev[corpus.name] = load_dev_set(corpus, tokenizers, config)
@@ -261,20 +241,19 @@ def load_dev_set(corpus: Corpus, tokenizers: Tokenizers, config: Config) -> DevS
     read."""
     pairs = list(corpus.pairs())  # read once, since the text is needed, too
     sources, references = map(list, zip(*pairs, strict=True))
-    length, (index, _) = config.model.max_length, this_process()
-    options: Any = {"filters": False, "pairs": pairs, "process_index": index}
-    examples = tokenize([corpus], tokenizers, config.data, max_length=length, **options)
+    options: Any = {"filters": False, "pairs": pairs, "process_index": this_process()[0]}
+    examples = tokenize([corpus], tokenizers, config, **options)
     return DevSet(examples, sources, references)
 
 
-def prepare_step(config: Config, vocabularies: tuple[int, int], mesh: AnyMesh) -> StepSetup:
+def prepare_step(config: Config, vocabularies: tuple[int, int], mesh: meshes.AnyMesh) -> StepSetup:
     """Returns what a training step of a checked config needs.
 
     vocabularies: the numbers of source and target ids. mesh: of devices, or an abstract one, for
     which the step can be planned but not run. UserError: the mesh cannot split the vocabularies, or
     `optimizer.frozen` matches no parameter or all of them.
     """
-    check_vocabularies(config.mesh, vocabularies)
+    meshes.check_mesh(config, vocabularies)
     execution = config.execution
     model = make_model(config.model, *vocabularies, kernel=execution.kernel, remat=execution.remat)
     if execution.executor == "jit":  # arrays inside a pmap are those of one device

@@ -173,11 +173,10 @@ def train_step(
     gradient = jax.tree.map(lambda g: g / tokens, gradient)
     updates, opt_state = optimizer.update(gradient, state.opt_state, trained)
     trained = jax.tree.map(jnp.add, trained, updates)
-    average = state.ema
-    if ema is not None:
-        decay = _decay(ema, state.step)
-        average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, trained)
-    averages = _updated(state.averages, sums.metrics, state.step)
+    average = state.ema if ema is None else _moved(state.ema, trained, ema, state.step)
+    means = {name: m.total / jnp.maximum(m.weight, 1) for name, m in sums.metrics.items()}
+    newest = {name: means[name] for name in state.averages}
+    averages = _moved(state.averages, newest, AVERAGE_DECAY, state.step)
     metrics = {"loss": total / tokens, "tokens": sums.tokens}
     metrics["grad_norm"] = optax.tree.norm(gradient)
     # A step that is not finite keeps all of the old state; only the number of the step goes on.
@@ -186,28 +185,18 @@ def train_step(
     updated = TrainState(state.step, params, opt_state, average, averages)
     state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state)
     state = state._replace(step=state.step + 1)
-    means = {name: m.total / jnp.maximum(m.weight, 1) for name, m in sums.metrics.items()}
     return state, metrics | means
 
 
-def _decay(limit: float, step: Int[Array, ""]) -> Float[Array, ""]:
-    """Returns the decay of a moving average: 0.1, 2/11, ... up to `limit`.
+def _moved(averages: Any, newest: Any, limit: float, step: Int[Array, ""]) -> Any:
+    """Returns a tree of moving averages, moved towards new values.
 
-    A small decay at first makes the average forget its initial value faster.
+    The decay is 0.1, 2/11, ... up to `limit`. A small one at first makes the averages forget their
+    initial values faster.
     """
     step = step.astype(jnp.float32)
-    return jnp.minimum(limit, (1 + step) / (10 + step))
-
-
-def _updated(averages: Averages, metrics: dict[str, Mean], step: Int[Array, ""]) -> Averages:
-    """Returns the running means, updated with the metrics of the same names."""
-    decay = _decay(AVERAGE_DECAY, step)
-
-    def updated(name: str, old: Array) -> Array:
-        total, weight = metrics[name]
-        return decay * old + (1 - decay) * total / jnp.maximum(weight, 1)
-
-    return {name: updated(name, old) for name, old in averages.items()}
+    decay = jnp.minimum(limit, (1 + step) / (10 + step))
+    return jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, averages, newest)
 
 
 def eval_step(

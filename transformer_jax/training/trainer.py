@@ -17,17 +17,12 @@ from transformer_jax.runs import lock
 from transformer_jax.runs.card import Card
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.run import Run
+from transformer_jax.training import resume
 from transformer_jax.training.meter import Meter, Sums
 from transformer_jax.training.planning import ideal_seconds_fn
 from transformer_jax.training.profiler import check_profile, profiler
 from transformer_jax.training.reporters import MetricsFile, Reporter, report
-from transformer_jax.training.resume import (
-    Progress,
-    checkpoint_trees,
-    first_state,
-    plan_start,
-    store_run,
-)
+from transformer_jax.training.resume import Progress
 from transformer_jax.training.setup import Setup, check_config, set_up
 from transformer_jax.training.signals import StopRequest, end_by, stop_signals
 from transformer_jax.training.step import TrainState
@@ -68,16 +63,16 @@ def train(
     folder = find_path(folder)
     check_profile(profile, folder)
     options = {"init_from": init_from, "init_parts": init_parts, "new_vocabulary": new_vocabulary}
-    start = plan_start(config, folder, new=new, card=card, **options)
+    start = resume.plan_start(config, folder, new=new, card=card, **options)
     setup = set_up(config, start.tokenizers, start.corpora)
     if metric is not None:
         check_metric(metric, setup.dev.values())
     run = Run(folder, config, setup.tokenizers, start.provenance)
     init_key, key = jax.random.split(jax.random.key(config.train.seed))
     with lock.locked(folder), stop_signals() as stop:
-        state, progress, origin = first_state(start, setup, init_key)
+        state, progress, origin = resume.first_state(start, setup, init_key)
         step, metrics = int(state.step), MetricsFile(folder / "metrics.jsonl")
-        store_run(start, run, metrics, step, progress)
+        resume.store_run(start, run, metrics, step, progress)
         with metrics, Checkpoints(run.checkpoints, config.train.keep) as checkpoints:
             reporters = [metrics, *reporters] if is_coordinator() else []
             for text in (*start.describe(run, step), *origin, *setup.describe()):
@@ -178,7 +173,7 @@ class Trainer:
         self.progress.seconds = self.meter.seconds()
         self.progress.sums = dataclasses.asdict(self.meter.sums())
         self.metrics.flush()  # a run continued from this checkpoint does not write them again
-        trees, progress = checkpoint_trees(self.state), dataclasses.asdict(self.progress)
+        trees, progress = resume.checkpoint_trees(self.state), dataclasses.asdict(self.progress)
         self.checkpoints.save(self.step, trees, progress, best=best)
         self._unsaved = False
 

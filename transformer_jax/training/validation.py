@@ -24,14 +24,9 @@ from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError, printable
 from transformer_jax.models.quantization import dequantize
 from transformer_jax.models.transformer import Model
+from transformer_jax.parallel import processes
 from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.mesh import local_shard, shard_batch
-from transformer_jax.parallel.processes import (
-    broadcast,
-    is_coordinator,
-    require_same_everywhere,
-    share_errors,
-)
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.training.setup import DevSet, Setup, load_dev_set
 from transformer_jax.training.step import eval_step, loss_fn
@@ -62,7 +57,7 @@ def select_metric(config: Config, metric: Metric | None) -> Config:
         return config
     if (name := metric_name(metric)) in (*SCORES, "perplexity"):
         raise UserError(f"--metric {name}: is the name of another score; rename the function")
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, best=name))
+    return config.changed(train={"best": name})
 
 
 def check_metric(metric: Metric, dev: Iterable[DevSet]) -> None:
@@ -82,11 +77,11 @@ def measure(
 
     UserError: it is not a finite number.
     """
-    with share_errors():
-        value: Any = metric(sources, outputs, references) if is_coordinator() else 0.0
+    with processes.share_errors():
+        value: Any = metric(sources, outputs, references) if processes.is_coordinator() else 0.0
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             if math.isfinite(number := float(value)):
-                return broadcast(number)
+                return processes.broadcast(number)
         shown = printable(reprlib.repr(value))
         raise UserError(
             f"--metric {metric_name(metric)}: returns {shown}: must return a finite number"
@@ -103,7 +98,6 @@ def dev_loss_fn(
     config: Config,
     mesh: Mesh,
     dev: Iterable[DevSet],
-    executor: str = "jit",
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Callable[[Params, Examples], dict[str, float]]:
     """Returns a function (params, examples) -> loss and perplexity, without label smoothing.
@@ -118,7 +112,7 @@ def dev_loss_fn(
     def step(params: Params, batch: Batch, **options: Any) -> Any:
         return eval_step(dequantize(params), batch, loss=loss, **options)
 
-    deterministic = config.execution.deterministic
+    executor, deterministic = config.execution.executor, config.execution.deterministic
     losses = compile_step(step, mesh, executor=executor, deterministic=deterministic)
 
     def sums(params: Params, examples: Examples) -> Iterator[Any]:
@@ -142,9 +136,7 @@ class DevScores:
     ) -> None:
         config, self._dev, self._metric = setup.config, setup.dev, metric
         self._tokenize, self._lines = config.train.tokenize, config.train.dev_lines
-        executor = config.execution.executor
-        dev = self._dev.values()
-        self.loss = dev_loss_fn(setup.model, config, setup.mesh, dev, executor, cancelled)
+        self.loss = dev_loss_fn(setup.model, config, setup.mesh, setup.dev.values(), cancelled)
         greedy = dataclasses.replace(config, decode=DecodeConfig(beam=1))
         self.translator = Translator(greedy, setup.tokenizers, {}, setup.mesh, cancelled=cancelled)
 
@@ -168,9 +160,8 @@ class DevScores:
                 scored = score(outputs, [references], tokenize=self._tokenize)
                 scores[name] |= {metric: scored[metric] for metric in ("bleu", "chrf")}
                 if metric := self._metric:
-                    scores[name][metric_name(metric)] = measure(
-                        metric, sources, outputs, references
-                    )
+                    value = measure(metric, sources, outputs, references)
+                    scores[name][metric_name(metric)] = value
                 samples += list(zip(sources, outputs, references, strict=True))[:SAMPLES]
         except Cancelled:
             return None
@@ -210,7 +201,9 @@ def evaluate(
     every: dict[str, DevSet] = {}
     for name in corpora:
         corpus = Corpus(name, "validation", config.data.fields)
-        require_same_everywhere(config, {name: corpus.digest})  # else one waits for another's cache
+        processes.require_same_everywhere(
+            config, {name: corpus.digest}
+        )  # else one waits for another's cache
         every[name] = load_dev_set(corpus, translator.tokenizers, config)
         warn_of_unspaced(name, every[name].references, tokenize)
     scorer = Scorer.like(translator)
