@@ -25,7 +25,6 @@ from transformer_jax.decoding import scoring
 from transformer_jax.decoding.alignment import align_pieces, pharaoh
 from transformer_jax.decoding.translator import WINDOW, Translation, Translator
 from transformer_jax.errors import UserError, printable
-from transformer_jax.interop.imported import digests
 from transformer_jax.interop.shortlist import Shortlist
 from transformer_jax.parallel import processes
 from transformer_jax.runs import checkpoint, run
@@ -43,14 +42,15 @@ def translate(options: Translate, arguments: ConfigArguments) -> None:
     _require_apart(inputs)
     changes = {"beam": options.beam, "truncate": options.truncate or None}
     translator = load_translator(options, arguments, heads, **changes)
-    shortlist = None if options.shortlist is None else Path(options.shortlist)
-    if shortlist is not None:
-        translator = translator.with_shortlist(Shortlist(shortlist, translator.tokenizers))
+    shortlist = None
+    if options.shortlist is not None:
+        shortlist = Shortlist(Path(options.shortlist), translator.tokenizers)
+        translator = translator.with_shortlist(shortlist)
     n_best = translator.config.decode.n_best
     if n_best > 1 and not options.json:
         raise UserError(f"decode.n_best={n_best}: needs --json; plain output has a line for each")
     files = [name for name in inputs if name is not None]
-    form = options.json, options.align, shortlist and digests([shortlist])
+    form = options.json, options.align, shortlist and shortlist.digests
     depends_on = partial(_depends_on, options.run, translator, files, form)
     path = options.output if processes.is_coordinator() else os.devnull
     truncated: list[bool] = []
