@@ -24,7 +24,6 @@ from transformer_jax.special_ids import EOS, PAD
 from transformer_jax.text.tokenizer import Tokenizer, Tokenizers
 
 WEIGHTS = "model.safetensors"
-_SPECIAL = {EOS: "</s>", PAD: "<pad>"}
 NORM_EPS = 1e-5
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
 """Our names of activations."""
@@ -295,20 +294,16 @@ def _search(options: Mapping[str, Any], target: Tokenizer) -> DecodeConfig:
     """
     longest = options.get("max_length", options["max_position_embeddings"]) - 1
     longest = options.get("max_new_tokens", longest)
-    for name, special in (
-        ("eos_token_id", EOS),
-        ("forced_eos_token_id", EOS),
-        ("pad_token_id", PAD),
-    ):
-        forced = name == "forced_eos_token_id"
-        if forced and name not in options:
-            continue
-        if _our_id(options[name], name, target) != special:
-            raise UserError(f"{name}={options[name]!r}: must be the id of {_SPECIAL[special]}")
-        longest -= forced
-    suppressed = [
-        _our_id(id, "bad_words_ids", target) for (id,) in options.get("bad_words_ids", [])
-    ]
+    special = {"eos_token_id": EOS, "pad_token_id": PAD}
+    if "forced_eos_token_id" in options:
+        special["forced_eos_token_id"] = EOS
+        longest -= 1
+    for name, id in special.items():
+        if _our_id(options[name], name, target) != id:
+            (piece,) = target.pieces([id])
+            raise UserError(f"{name}={options[name]!r}: must be the id of {piece}")
+    words = options.get("bad_words_ids", [])
+    suppressed = [_our_id(id, "bad_words_ids", target) for (id,) in words]
     return DecodeConfig(
         beam=options.get("num_beams", 1),
         penalty="power",

@@ -15,12 +15,7 @@ from transformer_jax.interop.huggingface import ACTIVATIONS, BIAS, NORM_EPS, WEI
 from transformer_jax.interop.imported import NEVER
 from transformer_jax.interop.snippets import add_snippet
 from transformer_jax.interop.vocabulary import LANGUAGE
-from transformer_jax.models.parameter_paths import (
-    dimension_names,
-    input_dimensions,
-    map_with_paths,
-    vocabulary_side,
-)
+from transformer_jax.models import parameter_paths as paths
 from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import BOS, EOS, PAD, UNK
 from transformer_jax.text.tokenizer import Tokenizer, Tokenizers
@@ -159,22 +154,22 @@ def _arrays(config: ModelConfig, params: Params, orders: list[list[int]]) -> dic
     arrays: dict[str, np.ndarray] = {}
 
     def add(path: str, leaf: Any) -> None:
-        array, names = np.asarray(leaf, np.float32), dimension_names(path)
+        array, names = np.asarray(leaf, np.float32), paths.dimension_names(path)
         if not names:  # biases of outputs, scales of norms
             names = ("d_model",)
         for axis, name in enumerate(names):
             if name == "d_model":
                 array = array.take(interleaved, axis)
             elif name == "vocabulary":
-                array = array.take(orders[vocabulary_side(path) == "target"], axis)
+                array = array.take(orders[paths.vocabulary_side(path) == "target"], axis)
         if path.endswith("kernel"):
-            inputs = [array.shape[axis] for axis in input_dimensions(path, array.ndim) or ()]
+            inputs = [array.shape[axis] for axis in paths.input_dimensions(path, array.ndim) or ()]
             array = array.reshape(math.prod(inputs), -1).T
         elif path.endswith("bias"):
             array = array.reshape(-1)
         arrays[their_name(path, config)] = np.ascontiguousarray(array)
 
-    map_with_paths(add, params)
+    paths.map_with_paths(add, params)
     bias = arrays.setdefault(BIAS, np.zeros(len(orders[1]), np.float32))
     arrays[BIAS] = bias[None, :]
     if config.decoder_start_id is None:
