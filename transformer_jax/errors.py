@@ -2,6 +2,8 @@
 
 import re
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class UserError(ValueError):
@@ -10,6 +12,20 @@ class UserError(ValueError):
     The message is one line that names it, its value and what would be right. The command line
     prints the message without a traceback. Any other exception is a defect and keeps its traceback.
     """
+
+
+@contextmanager
+def about(what: object, *kinds: type[Exception]) -> Iterator[None]:
+    """Begins errors of the user with what they are about, such as a path, unless they do already.
+
+    Errors of the operating system and of `kinds` become errors of the user.
+    """
+    try:
+        yield
+    except (UserError, OSError, *kinds) as error:
+        reason = str(getattr(error, "strerror", None) or error)
+        begin = "" if reason.startswith(str(what)) else f"{what}: "
+        raise UserError(begin + reason) from error
 
 
 def is_unicode(text: str) -> bool:

@@ -65,7 +65,7 @@ def test_help_config_shows_every_field(capsys: pytest.CaptureFixture[str]) -> No
 def test_the_options_that_are_listed_are_those_that_are_accepted(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kind = COMMANDS[command]
+    kind, _ = COMMANDS[command]
     with pytest.raises(SystemExit):
         main([*command.split(), "--help"])
     shown = re.findall(r"^│ +(?:-\w.*, )?(--[\w-]+)", capsys.readouterr().out, re.MULTILINE)

@@ -14,7 +14,7 @@ import pytest
 import sentencepiece
 
 from transformer_jax.text import subwords
-from transformer_jax.text.subwords import Sampler, read
+from transformer_jax.text.subwords import Sampler, parse
 
 SYLLABLES = ["ba", "dog", "en", "ste", "mi", "ö"]
 WORDS = ["".join(parts) for parts in itertools.product(SYLLABLES, repeat=3)]
@@ -163,16 +163,17 @@ def test_a_model_is_read_as_sentencepiece_reads_it() -> None:
     for kind, number in (("unigram", 1), ("bpe", 2)):
         trained = model(kind, user_defined_symbols="dog")
         inner = processor(trained)
-        algorithm, pieces = read(trained)
-        assert algorithm == number
-        assert [piece.text for piece in pieces] == [
+        proto = parse(trained)
+        pieces = proto.pieces
+        assert proto.trainer_spec.model_type == number
+        assert [piece.piece for piece in pieces] == [
             inner.id_to_piece(i) for i in range(inner.get_piece_size())
         ]
         for i, piece in enumerate(pieces):
             assert piece.score == pytest.approx(inner.get_score(i))
-            assert (piece.kind == 6) == inner.is_byte(i)
-            assert (piece.kind == 3) == inner.is_control(i)
-        assert [piece.text for piece in pieces if piece.kind == 4] == ["dog"]
+            assert (piece.type == 6) == inner.is_byte(i)
+            assert (piece.type == 3) == inner.is_control(i)
+        assert [piece.piece for piece in pieces if piece.type == 4] == ["dog"]
 
 
 def test_other_kinds_of_models_cannot_sample() -> None:

@@ -1,19 +1,17 @@
 """The commands and their options. Docstrings are the help that users read.
 
-To add a command, write its options here, with the function of a module in this package that runs
-it, and add them to `COMMANDS`. The module is imported when the command runs, so that `--help` needs
+To add a command, write its options here, and add them to `COMMANDS` with the function of a module
+in this package that runs it. The module is imported when the command runs, so that `--help` needs
 no JAX.
 """
 
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
 from transformer_jax.benchmark.settings import AttentionBenchmark, DType, MaskName
-from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.errors import UserError
 
 
@@ -26,19 +24,10 @@ def several(metavar: str, **more: Any) -> Any:
 class Options:
     """Options of every command."""
 
-    function: ClassVar[str]
-    """What runs the command, as MODULE:FUNCTION of this package. It is called with the options and,
-    if the command takes them, the arguments of the config."""
     takes_config: ClassVar[bool] = False
     """Whether the command takes `--config` and `--config.FIELD`."""
     short: ClassVar[tuple[str, ...]] = ()
     """Fields of the config, such as "decode.alpha", that can also be set as `--alpha`."""
-
-    def execute(self, config: ConfigArguments) -> None:
-        """Runs the command; `config` has the arguments of the config, if it takes any."""
-        module, _, name = self.function.partition(":")
-        arguments = (self, config) if self.takes_config else (self,)
-        getattr(import_module(f"{__package__}.{module}"), name)(*arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +58,6 @@ class Train(ProcessOptions, ModelOptions):
     transformer-jax train --config=configs/quickstart.py --run=runs/quickstart
     """
 
-    function = "train:run"
     takes_config = True
 
     run: Annotated[str, arg(metavar="PATH")]
@@ -121,7 +109,6 @@ class Translate(SearchOptions):
     echo "The old book." | transformer-jax translate --run=runs/quickstart
     """
 
-    function = "translate:translate"
     short = ("decode.alpha", "decode.penalty", "decode.n-best")
 
     beam: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
@@ -151,8 +138,6 @@ class BackTranslate(SearchOptions):
     transformer-jax back-translate --run=runs/de_en --text=x.de --pairs=a.en,a.de --output=x.tsv
     """
 
-    function = "translate:back_translate"
-
     text: Annotated[str, arg(metavar="FILE")]
     """Text in the target language; -: standard input."""
     pairs: Annotated[str, arg(metavar="CORPUS")]
@@ -175,7 +160,6 @@ class Evaluate(PairOptions):
     $ transformer-jax evaluate --run=runs/quickstart --data grammar:test
     """
 
-    function = "evaluate:run"
     short = ("decode.penalty", "train.tokenize")
 
     language: Annotated[str | None, arg(metavar="CODE")] = None
@@ -205,8 +189,6 @@ class Score(PairOptions):
     transformer-jax score --run=runs/quickstart --data test.en,test.de
     """
 
-    function = "translate:score"
-
     json: bool = False
     """Write a JSON object for each pair, with its tokens."""
 
@@ -217,8 +199,6 @@ class Align(PairOptions):
 
     transformer-jax align --run=runs/quickstart --data test.en,test.de --layer 2
     """
-
-    function = "translate:align"
 
     layer: Annotated[tuple[str, ...], several("LAYER[.HEAD]")] = ()
     """Layers or heads to average; default: all."""
@@ -232,8 +212,6 @@ class Attention(SearchOptions):
 
     transformer-jax attention --run=runs/quickstart -o view.html "The old teacher buys a book."
     """
-
-    function = "pictures:attention"
 
     sentence: Annotated[str, Positional]
     """Text of the source."""
@@ -254,8 +232,6 @@ class Plot(Options):
     transformer-jax plot --output=curves.svg runs/quickstart runs/mine
     """
 
-    function = "pictures:plot"
-
     sources: Annotated[tuple[str, ...], Positional, several("RUN|FILE")]
     """Runs, or results/NAME.json."""
     output: Annotated[str, arg(metavar="FILE", aliases=["-o"])]
@@ -272,8 +248,6 @@ class Average(Options):
 
     transformer-jax average --run=runs/base --last 5 --out=runs/base-average
     """
-
-    function = "export:average"
 
     run: Annotated[str, arg(metavar="PATH")]
     """Folder of the run."""
@@ -292,8 +266,6 @@ class Import(Options):
     transformer-jax import --run=runs/enpt downloads/enpt
     """
 
-    function = "import_model:run"
-
     source: Annotated[str, Positional, arg(metavar="PATH")]
     """Folder of the model with its vocabularies, or the model's file."""
     run: Annotated[str, arg(metavar="PATH")]
@@ -306,8 +278,6 @@ class Export(ModelOptions):
 
     transformer-jax export --run=runs/quickstart --format ctranslate2 --out=quickstart-ct2
     """
-
-    function = "export:export"
 
     run: Annotated[str, arg(metavar="PATH")]
     """Folder of the run."""
@@ -326,7 +296,6 @@ class Inspect(ModelOptions):
     transformer-jax inspect --config=configs/quickstart.py --devices 8 --config.mesh.fsdp=4
     """
 
-    function = "inspect:run"
     takes_config = True
 
     run: Annotated[str | None, arg(metavar="PATH")] = None
@@ -348,7 +317,6 @@ class Check(ModelOptions):
     transformer-jax check --config=my_config.py --import my_attention
     """
 
-    function = "check:run"
     takes_config = True
 
     run: Annotated[str | None, arg(metavar="PATH")] = None
@@ -361,8 +329,6 @@ class BenchAttention(AttentionBenchmark, Options):
 
     transformer-jax bench attention --lengths 256 1024 --kernels auto my_module:my_kernel
     """
-
-    function = "bench_attention:run"
 
     # Only placeholders: defaults and help are those of `AttentionBenchmark`.
     lengths: Annotated[tuple[int, ...], arg(metavar="T")] = AttentionBenchmark.lengths
@@ -379,20 +345,21 @@ class BenchAttention(AttentionBenchmark, Options):
     """Write the optimized HLO of every program."""
 
 
-COMMANDS: dict[str, type[Options]] = {
-    "train": Train,
-    "translate": Translate,
-    "back-translate": BackTranslate,
-    "evaluate": Evaluate,
-    "score": Score,
-    "align": Align,
-    "attention": Attention,
-    "plot": Plot,
-    "average": Average,
-    "import": Import,
-    "export": Export,
-    "inspect": Inspect,
-    "check": Check,
-    "bench attention": BenchAttention,
+COMMANDS: dict[str, tuple[type[Options], str]] = {
+    "train": (Train, "train:run"),
+    "translate": (Translate, "translate:translate"),
+    "back-translate": (BackTranslate, "translate:back_translate"),
+    "evaluate": (Evaluate, "evaluate:run"),
+    "score": (Score, "translate:score"),
+    "align": (Align, "translate:align"),
+    "attention": (Attention, "pictures:attention"),
+    "plot": (Plot, "pictures:plot"),
+    "average": (Average, "export:average"),
+    "import": (Import, "import_model:run"),
+    "export": (Export, "export:export"),
+    "inspect": (Inspect, "inspect:run"),
+    "check": (Check, "check:run"),
+    "bench attention": (BenchAttention, "bench_attention:run"),
 }
-"""Options by command."""
+"""By command its options, and what runs it, as MODULE:FUNCTION of this package. It is called with
+the options and, if the command takes them, the arguments of the config."""

@@ -13,7 +13,6 @@ from transformer_jax.config import (
 )
 from transformer_jax.errors import UserError
 from transformer_jax.interop import huggingface, marian
-from transformer_jax.interop.imported import digests
 from transformer_jax.models.make import check_model, count_parameters
 from transformer_jax.runs import run as runs
 
@@ -45,7 +44,7 @@ def run(options: Import) -> None:
         decode=imported.decode,
     )
     check_model(config.model)
-    provenance = {"imported_from": {"path": source.name, "sha256": digests(imported.files)}}
+    provenance = {"imported_from": {"path": source.name, "sha256": imported.digests}}
     runs.create_with(imported.params, 0, options.run, config, imported.tokenizers, provenance)
     millions = count_parameters(config.model, *sizes) / 1e6
     about = f"{millions:.1f} M parameters, {sizes[0]:,} source ids, {sizes[1]:,} target ids"

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from itertools import takewhile
 from typing import Any, NoReturn
 
@@ -85,7 +86,7 @@ def _dispatch(arguments: Sequence[str]) -> None:
         print(_versions() if arguments[:1] == ["--version"] else _overview())
         return
     name, rest = _find_command(arguments)
-    kind, program = COMMANDS[name], f"transformer-jax {name}"
+    (kind, runs), program = COMMANDS[name], f"transformer-jax {name}"
     rest = [_expanded(argument, kind.short) for argument in rest if argument != "--debug"]
     config, rest = split_config(rest)
     if "--help-config" in rest:
@@ -100,7 +101,9 @@ def _dispatch(arguments: Sequence[str]) -> None:
 
         launch(arguments, options)
     else:
-        options.execute(config)
+        module, _, function = runs.partition(":")
+        with_config = (config,) if kind.takes_config else ()
+        getattr(import_module(f"transformer_jax.cli.{module}"), function)(options, *with_config)
 
 
 def _at_home(argument: str) -> str:
@@ -142,7 +145,7 @@ def _versions() -> str:
 def _overview() -> str:
     lines = ["transformer-jax COMMAND [options]   (--help: its options; --debug: tracebacks)"]
     lines += ["transformer-jax --version", ""]
-    for name, kind in COMMANDS.items():
+    for name, (kind, _) in COMMANDS.items():
         lines.append(f"  {name:<16} {(kind.__doc__ or '').splitlines()[0]}")
     return "\n".join(lines)
 

@@ -77,7 +77,7 @@ def _figure(sources: Sequence[str]) -> Figure:
 
     curves: dict[str, Any] = {}
     for name in sources:
-        records = _of_run(name) if not name.endswith(".json") else _of_result(name)
+        records = _of_result(name) if name.endswith(".json") else _of_run(name)
         if not isinstance(records, list):
             if len(sources) > 1:
                 raise UserError(f"{name}: is no training; plot it alone")

@@ -1,19 +1,20 @@
 """The commands `translate`, `back-translate`, `score` and `align`: a model reads lines of text."""
 
+import contextlib
 import itertools
 import json
 import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Align, BackTranslate, PairOptions, Score, Translate
 from transformer_jax.cli.common import (
+    Write,
     load_translator,
     parse_layers,
     progress,
@@ -25,7 +26,6 @@ from transformer_jax.decoding import scoring
 from transformer_jax.decoding.alignment import align_pieces, pharaoh
 from transformer_jax.decoding.translator import WINDOW, Translation, Translator
 from transformer_jax.errors import UserError, printable
-from transformer_jax.interop.imported import digests
 from transformer_jax.interop.shortlist import Shortlist
 from transformer_jax.parallel import processes
 from transformer_jax.runs import checkpoint, run
@@ -43,24 +43,17 @@ def translate(options: Translate, arguments: ConfigArguments) -> None:
     _require_apart(inputs)
     changes = {"beam": options.beam, "truncate": options.truncate or None}
     translator = load_translator(options, arguments, heads, **changes)
-    shortlist = None if options.shortlist is None else Path(options.shortlist)
-    if shortlist is not None:
-        translator = translator.with_shortlist(Shortlist(shortlist, translator.tokenizers))
+    shortlist = None
+    if options.shortlist is not None:
+        shortlist = Shortlist(Path(options.shortlist), translator.tokenizers)
+        translator = translator.with_shortlist(shortlist)
     n_best = translator.config.decode.n_best
     if n_best > 1 and not options.json:
         raise UserError(f"decode.n_best={n_best}: needs --json; plain output has a line for each")
     files = [name for name in inputs if name is not None]
-    form = options.json, options.align, shortlist and digests([shortlist])
-    depends_on = partial(_depends_on, options.run, translator, files, form)
-    path = options.output if processes.is_coordinator() else os.devnull
+    form = options.json, options.align, shortlist and shortlist.digests
     truncated: list[bool] = []
-    with (
-        processes.share_errors(),
-        text_output(path, depends_on, inputs) as (write, count),
-        progress(options.input, options.output) as advance,
-    ):
-        count = processes.broadcast(count)
-        advance(count)
+    with _writing(options, translator, files, files, form) as (write, count, advance):
         texts, prefixes, phrases = (
             None if name is None else itertools.islice(read_lines(name), count, None)
             for name in inputs
@@ -80,18 +73,40 @@ def translate(options: Translate, arguments: ConfigArguments) -> None:
     warn_cut(truncated if processes.is_coordinator() else [], options.input)
 
 
-def _depends_on(
-    runs: Sequence[str], translator: Translator, files: Sequence[str], form: Any = None
-) -> Any:
-    """Returns what an output depends on: the config, the digests of the parameters and of the text
-    in these files, and its form."""
-    for name in files:
-        make_rereadable(name)
-    weights = [
-        checkpoint.digest(run.load(folder).checkpoints, step, "weights")
-        for folder, step in zip(runs, translator.steps, strict=True)
-    ]
-    return to_json(translator.config), weights, [text_digest(name).hex() for name in files], form
+@contextlib.contextmanager
+def _writing(
+    options: Translate | BackTranslate,
+    translator: Translator,
+    files: Sequence[str],
+    inputs: Sequence[str],
+    form: Any = None,
+) -> Iterator[tuple[Write, int, Callable[[int], None]]]:
+    """Opens `--output`, which the coordinator alone writes, and shows how far it is.
+
+    The output depends on the config, the parameters, the text in `files`, the first of which has a
+    line for each translation, and on its form. It must be none of `inputs`. Yields as `text_output`
+    and `progress`.
+    """
+
+    def depends_on() -> Any:
+        for name in files:
+            make_rereadable(name)
+        weights = [
+            checkpoint.digest(run.load(folder).checkpoints, step, "weights")
+            for folder, step in zip(options.run, translator.steps, strict=True)
+        ]
+        texts = [text_digest(name).hex() for name in files]
+        return to_json(translator.config), weights, texts, form
+
+    path = options.output if processes.is_coordinator() else os.devnull
+    with (
+        processes.share_errors(),
+        text_output(path, depends_on, inputs) as (write, count),
+        progress(files[0], options.output) as advance,
+    ):
+        count = processes.broadcast(count)
+        advance(count)
+        yield write, count, advance
 
 
 def _require_apart(names: Sequence[str | None]) -> None:
@@ -133,31 +148,23 @@ def back_translate(options: BackTranslate, arguments: ConfigArguments) -> None:
     corpus = Corpus(options.pairs, "train", translator.config.data.fields)
     processes.require_same_everywhere(translator.config, {options.pairs: corpus.digest})
     scoring.require_direction(translator, list(itertools.islice(corpus.pairs(), scoring.SAMPLED)))
-    path = options.output if processes.is_coordinator() else os.devnull
-    inputs = [options.text, *(path for path, _ in corpus.file_digests)]
-    truncated: list[bool] = []
-    left_out, written = 0, 0
-
     with processes.share_errors():
         if processes.is_coordinator():
             _require_text(options.text, translator.tokenizers.source)
-        depends_on = partial(_depends_on, options.run, translator, [options.text])
-        with (
-            text_output(path, depends_on, inputs) as (write, count),
-            progress(options.text, path) as advance,
-        ):
-            count = processes.broadcast(count)
-            advance(count)
-            lines = itertools.islice(read_lines(options.text), count, None)
-            for translation in translator.stream(lines, first=count + 1, done=advance):
-                truncated.append(translation.truncated)
-                source = translation.source.replace("\t", " ")
-                if translation and source.strip():
-                    write(f"{translation}\t{source}")
-                    written += 1
-                else:
-                    write(None)
-                    left_out += 1
+    inputs = [options.text, *(path for path, _ in corpus.file_digests)]
+    truncated: list[bool] = []
+    left_out, written = 0, 0
+    with _writing(options, translator, [options.text], inputs) as (write, count, advance):
+        lines = itertools.islice(read_lines(options.text), count, None)
+        for translation in translator.stream(lines, first=count + 1, done=advance):
+            truncated.append(translation.truncated)
+            source = translation.source.replace("\t", " ")
+            if translation and source.strip():
+                write(f"{translation}\t{source}")
+                written += 1
+            else:
+                write(None)
+                left_out += 1
     if processes.is_coordinator():
         pairs = f"{written:,} {'further ' * (count > 0)}pairs"
         print(f"{pairs}; {left_out:,} lines left out: blank, or so translated", file=sys.stderr)

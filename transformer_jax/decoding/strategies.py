@@ -193,7 +193,8 @@ def make_search(
 
 def _sentences(models: Sequence[Model], config: DecodeConfig, lines: Lines) -> Sentences:
     """Returns the limits, the prefix and the rng of each line; a blank line has no output."""
-    tokens = jnp.sum(jnp.asarray(lines.source) != PAD, axis=1)
+    lines = jax.tree.map(jnp.asarray, lines)
+    tokens = jnp.sum(lines.source != PAD, axis=1)
     greatest = greatest_length(models, config, tokens)
     # The source's end symbol is not one of its tokens.
     least = jnp.ceil((tokens - 1) * jnp.asarray(config.min_ratio, jnp.float32)).astype(jnp.int32)
@@ -206,11 +207,11 @@ def _sentences(models: Sequence[Model], config: DecodeConfig, lines: Lines) -> S
     return Sentences(
         max_length=jnp.where(tokens > 0, greatest, 0),
         min_length=jnp.minimum(jnp.maximum(least, config.min_length), greatest - 1),
-        prefix=None if lines.prefix is None else jnp.asarray(lines.prefix),
+        prefix=lines.prefix,
         keys=keys,
-        phrases=None if lines.phrases is None else jnp.asarray(lines.phrases),
-        candidates=None if lines.candidates is None else jnp.asarray(lines.candidates),
-        allowed=None if lines.allowed is None else jnp.asarray(lines.allowed),
+        phrases=lines.phrases,
+        candidates=lines.candidates,
+        allowed=lines.allowed,
     )
 
 

@@ -363,15 +363,9 @@ class Translator(TrainedModel):
 
     def _use_phases(self) -> None:
         """Makes the programs of the search, which are compiled when they are first called."""
-        self._phases, self._compiled = self._make_phases(), set[Any]()
-        self.compiling = 0.0
-        """Seconds by which the compilation of programs has delayed translations."""
-
-    def _make_phases(self) -> Phases:
         config = self.config
         options = DETERMINISTIC if config.execution.deterministic else None
         suppressed = [self.tokenizers.target.find(piece) for piece in config.decode.suppress]
-        self._suppressed = suppressed
         if EOS in suppressed:
             raise UserError(
                 "decode.suppress: must not hold the end symbol </s>, which ends outputs"
@@ -381,16 +375,20 @@ class Translator(TrainedModel):
             raise UserError(
                 f"decode.min_length={least}: must be below model.max_length={self.max_length}"
             )
+        self._suppressed = suppressed
         if self._shortlist is not None:  # which leaves out the others; special ids keep their place
             suppressed = [id for id in suppressed if id <= UNK]
         phases = make_phases(self.models, config.decode, suppressed)
         compiled = partial(compile_function, mesh=self.mesh, options=options)
         shardings = (None, REPLICATED, REPLICATED)  # each process reads what is done, and the ids
-        return Phases(
+        self._phases = Phases(
             compiled(phases.prefill, result=None),
             compiled(phases.decode, result=shardings, donate=(1,)),
             compiled(phases.grow, result=None),
         )
+        self._compiled = set[Any]()
+        self.compiling = 0.0
+        """Seconds by which the compilation of programs has delayed translations."""
 
     def _request(
         self, line: str, number: int, prefix: str = "", phrases: Sequence[str] = ()

@@ -83,7 +83,7 @@ def export(run: Run, step: int, params: Params, folder: Path) -> None:
     spec.optimize(quantization="float32")
     folder.mkdir(parents=True)
     spec.save(str(folder))
-    add_snippet("ctranslate2", run.tokenizers, folder)
+    add_snippet("ctranslate2.py", folder, "translate.py", run.tokenizers)
     search = _search_options(run.config, names[PAD])
     (folder / "search.json").write_text(json.dumps(search, indent=1), "utf-8")
 

@@ -1,7 +1,8 @@
 """The formats that `export` writes. To add one, write its module and list it in `FORMATS`."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
@@ -10,24 +11,21 @@ from transformer_jax.runs.run import Run
 from transformer_jax.types import Params
 
 
-class Format(Protocol):
-    """A module that writes models in a format."""
+class Format(NamedTuple):
+    """A format of trained models."""
 
-    def check(self, config: ModelConfig) -> None:
-        """Raises UserError, beginning with field and value, if it cannot express the model."""
-
-    def export(self, run: Run, step: int, params: Params, folder: Path) -> None:
-        """Writes the parameters `params`, those of step `step`, to `folder`, which must not exist.
-
-        UserError: the format cannot express the model, or needs what is not installed.
-        """
+    export: Callable[[Run, int, Params, Path], None]
+    """Writes the parameters of a step of a run to a folder, which must not exist. UserError: the
+    format cannot express the model, or needs what is not installed."""
+    check: Callable[[ModelConfig], None] = lambda config: None
+    """Raises UserError, beginning with field and value, if it cannot express the model."""
 
 
-FORMATS: dict[str, Format] = {
-    "int8": int8,
-    "stablehlo": stablehlo,
-    "ctranslate2": ctranslate2,
-    "huggingface": huggingface_export,
+FORMATS = {
+    "int8": Format(int8.export),
+    "stablehlo": Format(stablehlo.export),
+    "ctranslate2": Format(ctranslate2.export, ctranslate2.check),
+    "huggingface": Format(huggingface_export.export, huggingface_export.check),
 }
 """The formats by their names on the command line, where `Export.format` lists them, too."""
 
@@ -35,9 +33,9 @@ FORMATS: dict[str, Format] = {
 def describe_formats(config: ModelConfig) -> str:
     """Returns the formats that can express a model, and the fields that keep it from the others."""
     names, others = [], []
-    for name, module in FORMATS.items():
+    for name, format in FORMATS.items():
         try:
-            module.check(config)
+            format.check(config)
             names.append(name)
         except UserError as error:
             others.append(f"{name}: no ({str(error).partition(': ')[0]})")

@@ -14,18 +14,16 @@ from safetensors.numpy import load_file
 
 from transformer_jax.attention.positions import sinusoids
 from transformer_jax.config import DecodeConfig, ModelConfig
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, about
 from transformer_jax.files import parse_json
 from transformer_jax.interop.arrays import params_from_arrays
-from transformer_jax.interop.imported import NEVER, Imported, with_defaults
+from transformer_jax.interop.imported import NEVER, Imported, read_file, with_defaults
 from transformer_jax.interop.vocabulary import Vocabulary, numbered
 from transformer_jax.models.make import abstract_params
 from transformer_jax.special_ids import EOS, PAD
 from transformer_jax.text.tokenizer import Tokenizer, Tokenizers
 
-WEIGHTS, _TOKENIZER = "model.safetensors", "tokenizer_config.json"
-_OPTIONS = ("config.json", "generation_config.json")
-_SPECIAL = {EOS: "</s>", PAD: "<pad>"}
+WEIGHTS = "model.safetensors"
 NORM_EPS = 1e-5
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
 """Our names of activations."""
@@ -107,35 +105,32 @@ def load(folder: Path) -> Imported:
     UserError: a file is missing or damaged, or the model has an option or an array without a
     counterpart here.
     """
-    try:
+    with about(folder):
+        _require_safetensors(folder)
         return _load(folder)
-    except UserError as error:
-        raise UserError(f"{folder}: {error}") from error
 
 
 def _load(folder: Path) -> Imported:
-    _require_safetensors(folder)
-    names = [name for name in (*_OPTIONS, _TOKENIZER) if (folder / name).exists()]
-    read = {name: _read_options(folder / name) for name in names}
-    config, search = (read.get(name, {}) for name in _OPTIONS)
+    digests: dict[str, str] = {}
+    config, search, tokens = (
+        _read_options(folder / name, digests) if (folder / name).exists() else {}
+        for name in ("config.json", "generation_config.json", "tokenizer_config.json")
+    )
     # Models that are older than generation_config.json have the search in config.json.
     kept = {name: value for name, value in config.items() if not (search and name in _SEARCH)}
     options = _Options(with_defaults(kept | search, _SUPPORTED))
-    tokens = read.get(_TOKENIZER, {}).items()  # in older files objects with a content
-    tokens = {name: v.get("content") if isinstance(v, dict) else v for name, v in tokens}
+    # In older files, tokens are objects with a content.
+    tokens = {name: v.get("content") if isinstance(v, dict) else v for name, v in tokens.items()}
     separate = with_defaults(tokens, _SUPPORTED_TOKENS)["separate_vocabs"]
-    names += ["source.spm", "target.spm", "vocab.json", *["target_vocab.json"] * separate]
-    vocabularies = _read_vocabularies(folder, separate=separate)
+    vocabularies = _read_vocabularies(folder, digests, separate=separate)
     tokenizers = Tokenizers(*(each.tokenizer for each in vocabularies))
-    arrays = _read_arrays(folder / WEIGHTS, options)
+    arrays = _read_arrays(folder / WEIGHTS, digests, options)
     model = _config(options, arrays, tokenizers.target)
     arrays = _with_our_rows(arrays, model, vocabularies, _impossible(options))
     like = abstract_params(model, *tokenizers.sizes)
     params = params_from_arrays(arrays, like, lambda path: their_name(path, model))
     decode = _search(options, tokenizers.target)
-    return Imported(
-        model, decode, tokenizers, params, [folder / name for name in [*names, WEIGHTS]]
-    )
+    return Imported(model, decode, tokenizers, params, digests)
 
 
 def their_name(path: str, config: ModelConfig) -> str:
@@ -161,21 +156,12 @@ class _Options(dict[str, Any]):
         raise UserError(f"config.json: has no option {name}")
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path.name}: {error.strerror or error}") from error
-
-
-def _read_options(path: Path) -> dict[str, Any]:
+def _read_options(path: Path, digests: dict[str, str]) -> dict[str, Any]:
     """Returns the options of a JSON file that are not null. UserError: it is none."""
-    try:
-        options = parse_json(_read(path))
-    except UserError as error:
-        raise UserError(f"{path.name}: {error}") from error
-    if not isinstance(options, dict):
-        raise UserError(f"{path.name}: must hold the values of options")
+    with about(path):
+        options = parse_json(read_file(path, digests))
+        if not isinstance(options, dict):
+            raise UserError("must hold the values of options")
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -191,29 +177,32 @@ def _require_safetensors(folder: Path) -> None:
     raise UserError(f"{folder / WEIGHTS}: no such file{f'; {way}' if pickles else ''}")
 
 
-def _read_vocabularies(folder: Path, *, separate: bool) -> list[Vocabulary]:
+def _read_vocabularies(
+    folder: Path, digests: dict[str, str], *, separate: bool
+) -> list[Vocabulary]:
     """Returns those of source and target. UserError: a file is missing or damaged."""
-    source, target = (_read(folder / f"{side}.spm") for side in ("source", "target"))
+    source, target = (read_file(folder / f"{side}.spm", digests) for side in ("source", "target"))
     sides = {"vocab.json": [source], "target_vocab.json": [target]}
     vocabularies: list[Vocabulary] = []
     for name, models in (sides if separate else {"vocab.json": [source, target]}).items():
-        try:
-            vocabularies += numbered(models, parse_json(_read(folder / name)))
-        except UserError as error:
-            raise UserError(f"{name}: {error}") from error
+        with about(folder / name):
+            vocabularies += numbered(models, parse_json(read_file(folder / name, digests)))
     return vocabularies
 
 
-def _read_arrays(path: Path, options: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _read_arrays(
+    path: Path, digests: dict[str, str], options: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
     """Returns the arrays in float32, one for those that are the same.
 
     UserError: the file is damaged, an array is no number or no float, or arrays differ that the
     model shares.
     """
+    read_file(path, digests)  # for its digest: safetensors reads bfloat16 from a file only
     try:
         arrays = load_file(path)
     except (SafetensorError, OSError, TypeError, KeyError) as error:
-        raise UserError(f"{path.name}: cannot be read ({error})") from error
+        raise UserError(f"{path}: cannot be read ({error})") from error
     for name, array in arrays.items():
         if array.dtype.name not in ("float32", "float16", "bfloat16"):
             raise UserError(f"{name}: is of the type {array.dtype}; must be float32")
@@ -305,20 +294,16 @@ def _search(options: Mapping[str, Any], target: Tokenizer) -> DecodeConfig:
     """
     longest = options.get("max_length", options["max_position_embeddings"]) - 1
     longest = options.get("max_new_tokens", longest)
-    for name, special in (
-        ("eos_token_id", EOS),
-        ("forced_eos_token_id", EOS),
-        ("pad_token_id", PAD),
-    ):
-        forced = name == "forced_eos_token_id"
-        if forced and name not in options:
-            continue
-        if _our_id(options[name], name, target) != special:
-            raise UserError(f"{name}={options[name]!r}: must be the id of {_SPECIAL[special]}")
-        longest -= forced
-    suppressed = [
-        _our_id(id, "bad_words_ids", target) for (id,) in options.get("bad_words_ids", [])
-    ]
+    special = {"eos_token_id": EOS, "pad_token_id": PAD}
+    if "forced_eos_token_id" in options:
+        special["forced_eos_token_id"] = EOS
+        longest -= 1
+    for name, id in special.items():
+        if _our_id(options[name], name, target) != id:
+            (piece,) = target.pieces([id])
+            raise UserError(f"{name}={options[name]!r}: must be the id of {piece}")
+    words = options.get("bad_words_ids", [])
+    suppressed = [_our_id(id, "bad_words_ids", target) for (id,) in words]
     return DecodeConfig(
         beam=options.get("num_beams", 1),
         penalty="power",

@@ -13,35 +13,13 @@ from transformer_jax.errors import UserError
 from transformer_jax.interop.fields import require_fields
 from transformer_jax.interop.huggingface import ACTIVATIONS, BIAS, NORM_EPS, WEIGHTS, their_name
 from transformer_jax.interop.imported import NEVER
+from transformer_jax.interop.snippets import add_snippet
 from transformer_jax.interop.vocabulary import LANGUAGE
-from transformer_jax.models.parameter_paths import (
-    dimension_names,
-    input_dimensions,
-    map_with_paths,
-    vocabulary_side,
-)
+from transformer_jax.models import parameter_paths as paths
 from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import BOS, EOS, PAD, UNK
 from transformer_jax.text.tokenizer import Tokenizer, Tokenizers
 from transformer_jax.types import Params
-
-README = """# Translate with this model
-
-The folder holds a MarianMT model, written by transformer_jax:
-
-```python
-# pip install torch transformers sentencepiece sacremoses
-from transformers import MarianMTModel, MarianTokenizer
-
-folder = "."
-tokenizer = MarianTokenizer.from_pretrained(folder)
-model = MarianMTModel.from_pretrained(folder)
-batch = tokenizer(["A sentence.", "Another one."], return_tensors="pt", padding=True)
-outputs = model.generate(**batch)
-for text in tokenizer.batch_decode(outputs, skip_special_tokens=True):
-    print(text)
-```
-"""
 
 
 def check(config: ModelConfig) -> None:
@@ -72,13 +50,14 @@ def export(run: Run, step: int, params: Params, folder: Path) -> None:
     orders = _orders(tokenizers, config)
     vocabularies = [_ids(*side) for side in zip(tokenizers, orders, strict=True)]
     separate = vocabularies[0] != vocabularies[1]
+    sizes = {"vocab_size": len(orders[0]), "decoder_vocab_size": len(orders[1])}
     special = {
         "eos_token_id": orders[1].index(EOS),
         "pad_token_id": orders[1].index(PAD),
         "decoder_start_token_id": orders[1].index(config.start_id),
     }
     files = {
-        "config.json": _model_options(config) | special,
+        "config.json": _model_options(config) | sizes | special,
         "generation_config.json": _search_options(run, orders[1]) | special,
         "tokenizer_config.json": {
             "tokenizer_class": "MarianTokenizer",
@@ -89,15 +68,11 @@ def export(run: Run, step: int, params: Params, folder: Path) -> None:
         "vocab.json": vocabularies[0],
         **({"target_vocab.json": vocabularies[1]} if separate else {}),
     }
-    sizes = {"vocab_size": len(orders[0]), "decoder_vocab_size": len(orders[1])}
-    files["config.json"] |= sizes
     folder.mkdir(parents=True)
     for name, value in files.items():
         (folder / name).write_text(json.dumps(value, indent=1, ensure_ascii=False), "utf-8")
-    for name, tokenizer in zip(("source.spm", "target.spm"), tokenizers, strict=True):
-        (folder / name).write_bytes(tokenizer.model)
     save_file(_arrays(config, params, orders), folder / WEIGHTS, {"format": "pt"})
-    (folder / "README.md").write_text(README, "utf-8")
+    add_snippet("huggingface.md", folder, "README.md", tokenizers, ".spm")
 
 
 def _orders(tokenizers: Tokenizers, config: ModelConfig) -> list[list[int]]:
@@ -109,12 +84,7 @@ def _orders(tokenizers: Tokenizers, config: ModelConfig) -> list[list[int]]:
     def order(tokenizer: Tokenizer) -> list[int]:
         ids = tokenizer.model_ids
         known = sorted((i for i, id in enumerate(ids) if id >= 0), key=ids.__getitem__)
-        needed = {
-            PAD,
-            EOS,
-            UNK,
-            config.start_id,
-        }  # not the begin symbol of a model that never reads it
+        needed = {PAD, EOS, UNK, config.start_id}  # not `BOS` if the model never reads it
         return known + sorted(id for id in needed if ids[id] < 0)
 
     orders = [order(tokenizer) for tokenizer in tokenizers]
@@ -137,16 +107,15 @@ def _ids(tokenizer: Tokenizer, order: list[int]) -> dict[str, int]:
 def _model_options(config: ModelConfig) -> dict[str, Any]:
     encoder, decoder = config.depths
     (activation, *_) = [name for name, ours in ACTIVATIONS.items() if ours == config.activation]
-    sides = {"layers": (encoder, decoder)} | {
-        name: (size, size)
-        for name, size in {"attention_heads": config.heads, "ffn_dim": config.d_ff}.items()
-    }
+    sizes = {"attention_heads": config.heads, "ffn_dim": config.d_ff}
     return {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
         "d_model": config.d_model,
-        **{f"encoder_{name}": sizes[0] for name, sizes in sides.items()},
-        **{f"decoder_{name}": sizes[1] for name, sizes in sides.items()},
+        "encoder_layers": encoder,
+        **{f"encoder_{name}": size for name, size in sizes.items()},
+        "decoder_layers": decoder,
+        **{f"decoder_{name}": size for name, size in sizes.items()},
         "max_position_embeddings": config.max_length,
         "activation_function": activation,
         "scale_embedding": config.embedding_scale != 1.0,
@@ -185,24 +154,22 @@ def _arrays(config: ModelConfig, params: Params, orders: list[list[int]]) -> dic
     arrays: dict[str, np.ndarray] = {}
 
     def add(path: str, leaf: Any) -> None:
-        array, names = np.asarray(leaf, np.float32), dimension_names(path)
+        array, names = np.asarray(leaf, np.float32), paths.dimension_names(path)
         if not names:  # biases of outputs, scales of norms
             names = ("d_model",)
         for axis, name in enumerate(names):
             if name == "d_model":
                 array = array.take(interleaved, axis)
             elif name == "vocabulary":
-                array = array.take(orders[vocabulary_side(path) == "target"], axis)
+                array = array.take(orders[paths.vocabulary_side(path) == "target"], axis)
         if path.endswith("kernel"):
-            inputs = math.prod(
-                array.shape[axis] for axis in input_dimensions(path, array.ndim) or ()
-            )
-            array = array.reshape(inputs, -1).T
+            inputs = [array.shape[axis] for axis in paths.input_dimensions(path, array.ndim) or ()]
+            array = array.reshape(math.prod(inputs), -1).T
         elif path.endswith("bias"):
             array = array.reshape(-1)
         arrays[their_name(path, config)] = np.ascontiguousarray(array)
 
-    map_with_paths(add, params)
+    paths.map_with_paths(add, params)
     bias = arrays.setdefault(BIAS, np.zeros(len(orders[1]), np.float32))
     arrays[BIAS] = bias[None, :]
     if config.decoder_start_id is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from transformer_jax.config import DecodeConfig, ModelConfig
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, about
 from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.types import Params
 
@@ -21,7 +21,7 @@ class Imported(NamedTuple):
     decode: DecodeConfig  # the search that it comes with
     tokenizers: Tokenizers
     params: Params
-    files: Sequence[Path]  # that were read
+    digests: dict[str, str]  # the SHA-256 of each file that was read, by its name
 
 
 def with_defaults(
@@ -39,14 +39,12 @@ def with_defaults(
     return options
 
 
-def read_file(path: Path) -> bytes:
-    """Returns the bytes of a file. UserError: it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from error
+def read_file(path: Path, digests: dict[str, str]) -> bytes:
+    """Returns the bytes of a file, and adds their SHA-256 to `digests` by its name.
 
-
-def digests(files: Sequence[Path]) -> dict[str, str]:
-    """Returns the SHA-256 of each file by its name."""
-    return {path.name: hashlib.sha256(read_file(path)).hexdigest() for path in files}
+    UserError: it cannot be read.
+    """
+    with about(path):
+        data = path.read_bytes()
+    digests[path.name] = hashlib.sha256(data).hexdigest()
+    return data

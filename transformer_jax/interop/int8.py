@@ -2,15 +2,10 @@
 
 from pathlib import Path
 
-from transformer_jax.config import ModelConfig
 from transformer_jax.models.quantization import quantize
 from transformer_jax.runs import run as runs
 from transformer_jax.runs.run import Run
 from transformer_jax.types import Params
-
-
-def check(config: ModelConfig) -> None:
-    """Accepts every model."""
 
 
 def export(run: Run, step: int, params: Params, folder: Path) -> None:

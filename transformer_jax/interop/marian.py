@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from transformer_jax.config import DecodeConfig, ModelConfig
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, about
 from transformer_jax.interop.arrays import params_from_arrays
 from transformer_jax.interop.imported import NEVER, Imported, read_file, with_defaults
 from transformer_jax.interop.marian_file import MarianFile, read
@@ -83,18 +83,17 @@ def load(source: Path) -> Imported:
     array without a counterpart here.
     """
     path = _find_model(source) if source.is_dir() else source
-    model = read(path)
-    options, files = _find_vocabularies(path.parent)
-    vocabularies = _read_vocabularies(files)
+    digests: dict[str, str] = {}
+    model = read(path, digests)
+    options, files = _find_vocabularies(path.parent, digests)
+    vocabularies = _read_vocabularies(files, digests)
     tokenizers = Tokenizers(*(each.tokenizer for each in vocabularies))
-    try:
+    with about(path):
         config, decode = _config(model), _search(options)
         arrays = _with_our_rows(model.arrays, config, vocabularies)
         like = abstract_params(config, *tokenizers.sizes)
         params = params_from_arrays(arrays, like, lambda ours: _their_name(ours, config))
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    return Imported(config, decode, tokenizers, params, [path, *files])
+    return Imported(config, decode, tokenizers, params, digests)
 
 
 def _config(model: MarianFile) -> ModelConfig:
@@ -200,14 +199,16 @@ def _find_model(folder: Path) -> Path:
     return models[0]
 
 
-def _find_vocabularies(folder: Path) -> tuple[Mapping[str, Any], list[Path]]:
+def _find_vocabularies(
+    folder: Path, digests: dict[str, str]
+) -> tuple[Mapping[str, Any], list[Path]]:
     """Returns the options of the search, and the vocabularies of source and target in a folder.
 
     A YAML file of the decoder names them; otherwise they are the SentencePiece models there.
     """
     for path in sorted(folder.glob("*.yml")):
         # Vocabularies are larger and take seconds.
-        options = _read_yaml(path) if path.stat().st_size < _LARGEST_OPTIONS else None
+        options = _read_yaml(path, digests) if path.stat().st_size < _LARGEST_OPTIONS else None
         if isinstance(options, dict) and isinstance(options.get("vocabs"), list):
             names = [str(name) for name in options["vocabs"]]
             if len(names) != 2 or any(Path(name).name != name for name in names):
@@ -219,14 +220,13 @@ def _find_vocabularies(folder: Path) -> tuple[Mapping[str, Any], list[Path]]:
     return {}, [models[0], models[-1]]
 
 
-def _read_yaml(path: Path) -> Any:
-    try:
-        return yaml.safe_load(read_file(path))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: is no YAML: {error}") from error
+def _read_yaml(path: Path, digests: dict[str, str]) -> Any:
+    data = read_file(path, digests)
+    with about(f"{path}: is no YAML", yaml.YAMLError, UnicodeDecodeError):
+        return yaml.safe_load(data)
 
 
-def _read_vocabularies(paths: Sequence[Path]) -> list[Vocabulary]:
+def _read_vocabularies(paths: Sequence[Path], digests: dict[str, str]) -> list[Vocabulary]:
     """Returns the vocabularies of source and target.
 
     paths: SentencePiece models whose ids are the model's, or YAML files with the id of each piece,
@@ -234,14 +234,13 @@ def _read_vocabularies(paths: Sequence[Path]) -> list[Vocabulary]:
     """
     read: dict[Path, list[Vocabulary]] = {}
     for path in dict.fromkeys(paths):
-        try:
+        with about(path):
             if path.suffix == ".spm":
-                read[path] = [own(read_file(path))] * 2
+                read[path] = [own(read_file(path, digests))] * 2
             else:
-                models = [read_file(path.with_name(f"{side}.spm")) for side in ("source", "target")]
-                read[path] = numbered(models, _read_yaml(path))
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from error
+                sides = [path.with_name(f"{side}.spm") for side in ("source", "target")]
+                models = [read_file(each, digests) for each in sides]
+                read[path] = numbered(models, _read_yaml(path, digests))
     return [read[path][side] for side, path in enumerate(paths)]
 
 

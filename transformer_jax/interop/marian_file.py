@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, about
 from transformer_jax.interop.imported import read_file
 
 _OPTIONS = "special:model.yml"
@@ -32,10 +32,11 @@ class MarianFile(NamedTuple):
     arrays: dict[str, np.ndarray]
 
 
-def read(path: Path) -> MarianFile:
-    """Reads a model file. UserError: it is none, cut or damaged, or has arrays of unknown types."""
-    data = read_file(path)
-    try:
+def read(path: Path, digests: dict[str, str]) -> MarianFile:
+    """Reads a model file, and adds its digest. UserError: it is none, cut or damaged, or has arrays
+    of unknown types."""
+    data = read_file(path, digests)
+    with about(path, ValueError, yaml.YAMLError, zipfile.BadZipFile, EOFError, struct.error):
         arrays = _read_npz(data) if data.startswith(b"PK\3\4") else _read_bin(data)
         text = arrays.pop(_OPTIONS, None)
         if text is None:
@@ -46,8 +47,6 @@ def read(path: Path) -> MarianFile:
         for name, array in arrays.items():
             if not np.isfinite(array).all():
                 raise UserError(f"{name}: has a value that is not finite; the file is damaged")
-    except (ValueError, yaml.YAMLError, zipfile.BadZipFile, EOFError, struct.error) as error:
-        raise UserError(f"{path}: {error}") from error
     return MarianFile(options, arrays)
 
 
@@ -78,37 +77,32 @@ def _read_npy(name: str, data: bytes) -> np.ndarray:
     return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape)
 
 
-class _Reader:
-    """Reads values one after the other, never beyond the end."""
+def _take(file: io.BytesIO, size: int, what: str) -> bytes:
+    """Returns the next bytes. UserError: there are fewer."""
+    left = len(file.getbuffer()) - file.tell()
+    if size > left:
+        raise UserError(f"{what}: needs {size} bytes, but the file ends after {left}")
+    return file.read(size)
 
-    def __init__(self, data: bytes) -> None:
-        self.data, self.offset = data, 0
 
-    def take(self, size: int, what: str) -> bytes:
-        left = len(self.data) - self.offset
-        if size > left:
-            raise UserError(f"{what}: needs {size} bytes, but the file ends after {left}")
-        self.offset += size
-        return self.data[self.offset - size : self.offset]
-
-    def numbers(self, kind: str, count: int, what: str) -> tuple[int, ...]:
-        layout = f"<{count}{kind}"
-        return struct.unpack(layout, self.take(struct.calcsize(layout), what))
+def _numbers(file: io.BytesIO, kind: str, count: int, what: str) -> tuple[int, ...]:
+    layout = f"<{count}{kind}"
+    return struct.unpack(layout, _take(file, struct.calcsize(layout), what))
 
 
 def _read_bin(data: bytes) -> dict[str, np.ndarray]:
-    reader = _Reader(data)
-    version, count = reader.numbers("Q", 2, "header") if len(data) >= 16 else (0, 0)
+    file = io.BytesIO(data)
+    version, count = _numbers(file, "Q", 2, "header") if len(data) >= 16 else (0, 0)
     if version != 1 or not 0 < count <= _MOST_ARRAYS:
         raise UserError("is no model of Marian: it is neither .npz nor version 1 of .bin")
-    headers = [reader.numbers("Q", 4, f"header of array {i}") for i in range(count)]
-    names = [_read_name(reader, header[0]) for header in headers]
-    shapes = [_read_shape(reader, *each) for each in zip(names, headers, strict=True)]
-    (padding,) = reader.numbers("Q", 1, "padding")
-    reader.take(padding, "padding")
+    headers = [_numbers(file, "Q", 4, f"header of array {i}") for i in range(count)]
+    names = [_read_name(file, header[0]) for header in headers]
+    shapes = [_read_shape(file, *each) for each in zip(names, headers, strict=True)]
+    (padding,) = _numbers(file, "Q", 1, "padding")
+    _take(file, padding, "padding")
     arrays: dict[str, np.ndarray] = {}
     for name, shape, (_, kind, _, size) in zip(names, shapes, headers, strict=True):
-        values = _read_values(name, kind, shape, reader.take(size, name))
+        values = _read_values(name, kind, shape, _take(file, size, name))
         if name in arrays:
             raise UserError(f"{name}: occurs twice")
         if not name.endswith("_QuantMultA"):  # scales of activations in Marian's 8-bit products
@@ -116,16 +110,16 @@ def _read_bin(data: bytes) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _read_name(reader: _Reader, length: int) -> str:
+def _read_name(file: io.BytesIO, length: int) -> str:
     if not 0 < length <= _LONGEST_NAME:
         raise UserError(f"name of an array: has {length} bytes; the file is damaged")
-    return reader.take(length, "name of an array")[:-1].decode()
+    return _take(file, length, "name of an array")[:-1].decode()
 
 
-def _read_shape(reader: _Reader, name: str, header: tuple[int, ...]) -> tuple[int, ...]:
+def _read_shape(file: io.BytesIO, name: str, header: tuple[int, ...]) -> tuple[int, ...]:
     if header[2] > _MOST_DIMENSIONS:
         raise UserError(f"{name}: has {header[2]} dimensions; the file is damaged")
-    shape = reader.numbers("i", header[2], f"shape of {name}")
+    shape = _numbers(file, "i", header[2], f"shape of {name}")
     if min(shape, default=1) < 1:
         raise UserError(f"{name}: has the shape {shape}; the file is damaged")
     return shape

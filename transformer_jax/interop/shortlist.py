@@ -19,13 +19,14 @@ class Shortlist:
     """The target ids among which each source is translated: the commonest, and those that are
     likely for its own ids.
 
-    path: a `.bin` of Marian, with the ids of its vocabularies. UserError: it is none, cut or
-    damaged, or of other vocabularies than the run's.
+    path: a `.bin` of Marian, with the ids of its vocabularies. `digests` is its SHA-256 by
+    its name. UserError: it is none, cut or damaged, or of other vocabularies than the run's.
     """
 
     def __init__(self, path: Path, tokenizers: Tokenizers) -> None:
         source, target = (np.asarray(side.model_ids) for side in tokenizers)
-        first, offsets, ids = _read(path)
+        self.digests: dict[str, str] = {}
+        first, offsets, ids = _read(path, read_file(path, self.digests))
         size = len(offsets) - 1
         if size != source.max() + 1 or max(ids.max(initial=0), first - 1) > target.max():
             raise UserError(
@@ -48,9 +49,8 @@ class Shortlist:
         return np.union1d(self._common, np.concatenate(lists)).astype(np.int32)
 
 
-def _read(path: Path) -> tuple[int, np.ndarray, np.ndarray]:
+def _read(path: Path, data: bytes) -> tuple[int, np.ndarray, np.ndarray]:
     """Returns the number of commonest ids, where each source id's list begins, and all lists."""
-    data = read_file(path)
     if len(data) < _HEADER.size or _HEADER.unpack_from(data)[0] != _MAGIC:
         raise UserError(f"{path}: is no shortlist of Marian (lex.*.bin)")
     _, checksum, first, _, offset_count, id_count = _HEADER.unpack_from(data)

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export as jax_export
 
-from transformer_jax.config import ModelConfig
 from transformer_jax.decoding.strategies import Lines, greatest_length, make_search
 from transformer_jax.errors import UserError
 from transformer_jax.interop.snippets import add_snippet
@@ -28,10 +27,6 @@ from transformer_jax.runs.run import Run
 from transformer_jax.types import Params
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-
-
-def check(config: ModelConfig) -> None:
-    """Accepts every model."""
 
 
 def export(run: Run, step: int, params: Params, folder: Path) -> None:
@@ -87,6 +82,5 @@ def export(run: Run, step: int, params: Params, folder: Path) -> None:
         (folder / f"{name}.mlir").write_bytes(exported.mlir_module_serialized)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
     arrays = {name: np.asarray(leaf) for name, leaf in zip(names, leaves, strict=True)}
-    save: Any = np.savez
-    save(folder / "params.npz", **arrays)
-    add_snippet("stablehlo", run.tokenizers, folder)
+    np.savez(folder / "params.npz", allow_pickle=False, **arrays)
+    add_snippet("stablehlo.py", folder, "translate.py", run.tokenizers)

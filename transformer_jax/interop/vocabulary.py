@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from transformer_jax.errors import UserError
 from transformer_jax.special_ids import UNK
-from transformer_jax.text.subwords import parse, read
+from transformer_jax.text.subwords import parse
 from transformer_jax.text.tokenizer import Tokenizer
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
@@ -72,11 +72,10 @@ def numbered(models: Sequence[bytes], ids: Any) -> list[Vocabulary]:
     languages = {f"▁{name}" for name in names if LANGUAGE.fullmatch(name)}
     for model in models:
         Tokenizer(model)  # checks it
-        pieces = read(model)[1]
         names |= dict.fromkeys(
-            each.text
-            for each in pieces
-            if each.kind not in (_UNKNOWN, _CONTROL) and each.text not in languages
+            each.piece
+            for each in parse(model).pieces
+            if each.type not in (_UNKNOWN, _CONTROL) and each.piece not in languages
         )
     return [Vocabulary(_with_pieces(model, [*names]), len(ids)) for model in models]
 

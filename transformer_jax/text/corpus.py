@@ -12,15 +12,8 @@ from typing import NamedTuple
 
 from transformer_jax.config import DataConfig
 from transformer_jax.errors import UserError
+from transformer_jax.text import files
 from transformer_jax.text.corpora import grammar, recipes
-from transformer_jax.text.files import (
-    make_rereadable,
-    read_jsonl,
-    read_text,
-    read_tsv,
-    text_digest,
-    uncompressed_name,
-)
 
 _BUILT_IN = {"grammar": grammar, "recipes": recipes}
 
@@ -69,8 +62,9 @@ class Corpus:
     @cached_property
     def file_digests(self) -> list[tuple[str, str]]:
         """The path of each file and the SHA-256 of its text; none of a built-in corpus."""
-        files = () if self.kind == "built-in" else self._location[1]
-        return [(path, text_digest(path).hex()) for path in files]
+        kind, names = self._location
+        paths = () if kind == "built-in" else names
+        return [(path, files.text_digest(path).hex()) for path in paths]
 
     @property
     def key(self) -> tuple[str, str, tuple[str, str]]:
@@ -86,20 +80,20 @@ class Corpus:
     def _location(self) -> tuple[str, tuple[str, ...]]:
         kind, names = _locate(self.name, self.split)
         for path in () if kind == "built-in" else names:
-            make_rereadable(path)  # since the digest is read before the pairs
+            files.make_rereadable(path)  # since the digest is read before the pairs
         return kind, names
 
     def _read(self) -> Iterator[Pair]:
         kind, names = self._location
         match kind:
             case "built-in":
-                return _read_built_in(names[0], names[1])
+                return iter(_BUILT_IN[names[0]].load(names[1]))
             case "text":
-                return read_text(names[0], names[1])
+                return files.read_text(names[0], names[1])
             case "tsv":
-                return read_tsv(names[0])
+                return files.read_tsv(names[0])
             case _:
-                return read_jsonl(names[0], self.fields)
+                return files.read_jsonl(names[0], self.fields)
 
 
 class Corpora(NamedTuple):
@@ -150,8 +144,8 @@ def _locate(name: str, split: str) -> tuple[str, tuple[str, ...]]:
 
 def _kind_of_file(path: str) -> str | None:
     """Returns the kind of a corpus in one file, by the end of its name; None: it has none."""
-    kinds = (kind for kind in ("tsv", "jsonl") if uncompressed_name(path).endswith(f".{kind}"))
-    return next(kinds, None)
+    name = files.uncompressed_name(path)
+    return next((kind for kind in ("tsv", "jsonl") if name.endswith(f".{kind}")), None)
 
 
 def _split_at_comma(name: str) -> tuple[str, str]:
@@ -174,7 +168,3 @@ def _exists(path: str) -> bool:
         return Path(path).exists()
     except OSError:  # such as a name that is too long
         return False
-
-
-def _read_built_in(name: str, split: str) -> Iterator[Pair]:
-    return ((pair.source, pair.target) for pair in _BUILT_IN[name].load(split))

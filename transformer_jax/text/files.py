@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeGuard
 
-from transformer_jax.errors import UserError, is_unicode
+from transformer_jax.errors import UserError, about, is_unicode
 from transformer_jax.files import cache_folder, json_digest, parse_json, temporaries, write_whole
 
 _BLOCK = 1 << 20  # bytes hashed at a time
@@ -159,10 +159,8 @@ def read_jsonl(path: str, fields: tuple[str, str]) -> Iterator[tuple[str, str]]:
     UserError: a line that is not such an object, by number.
     """
     for number, line in enumerate(read_lines(path), 1):
-        try:
+        with about(f"{path}: line {number}"):
             record = parse_json(line)
-        except UserError as error:
-            raise UserError(f"{path}: line {number}: {error}") from error
         values = record if isinstance(record, dict) else {}
         source, target = (values.get(field) for field in fields)
         if not _is_text(source) or not _is_text(target):

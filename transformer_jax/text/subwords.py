@@ -16,7 +16,7 @@ from hashlib import blake2b
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, chain, count
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformer_jax.errors import UserError
 
@@ -28,14 +28,6 @@ _LONGEST_CACHED = 24  # characters of a word
 _CACHED_SEGMENTATIONS, _CACHED_LATTICES = 1 << 18, 1 << 16
 
 Ids = tuple[int, ...]
-
-
-class Piece(NamedTuple):
-    """A piece of a model; `kind` is its type in SentencePiece's file format."""
-
-    text: str
-    score: float
-    kind: int
 
 
 class Sampler:
@@ -50,21 +42,22 @@ class Sampler:
     """
 
     def __init__(self, model: bytes) -> None:
-        kind, pieces = read(model)
+        proto = parse(model)
+        kind, pieces = proto.trainer_spec.model_type, proto.pieces
         if kind not in (_UNIGRAM, _BPE):
             raise UserError("must be 0 for a model that is neither BPE nor unigram")
         self._segment = self._sample_bpe if kind == _BPE else self._sample_unigram
-        self._ids = {piece.text: i for i, piece in enumerate(pieces)}
-        self._costs = {piece.text: -piece.score for piece in pieces if piece.kind == _NORMAL}
+        self._ids = {each.piece: i for i, each in enumerate(pieces)}
+        self._costs = {each.piece: -each.score for each in pieces if each.type == _NORMAL}
         self._unknown_cost = max(self._costs.values()) + 10.0  # as in SentencePiece
         self._longest = max(map(len, self._costs))
         self._raw = [
-            bytes([int(piece.text[1:-1], 16)]) if piece.kind == _BYTE else piece.text.encode()
-            for piece in pieces
+            bytes([int(each.piece[1:-1], 16)]) if each.type == _BYTE else each.piece.encode()
+            for each in pieces
         ]
-        self._bytes = {self._raw[i]: i for i, piece in enumerate(pieces) if piece.kind == _BYTE}
-        (self._unknown_id,) = (i for i, piece in enumerate(pieces) if piece.kind == _UNKNOWN)
-        symbols = [piece.text for piece in pieces if piece.kind == _USER_DEFINED]
+        self._bytes = {self._raw[i]: i for i, each in enumerate(pieces) if each.type == _BYTE}
+        (self._unknown_id,) = (i for i, each in enumerate(pieces) if each.type == _UNKNOWN)
+        symbols = [each.piece for each in pieces if each.type == _USER_DEFINED]
         longest_first = sorted(map(re.escape, symbols), key=len, reverse=True)
         # Words are segmented one by one, unless a piece may cross into the next word.
         across = any("▁" in text[1:] for text in self._costs)
@@ -214,10 +207,3 @@ def parse(model: bytes) -> Any:
     # Its classes are made when it is imported, unknown to type checkers.
     module: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
     return module.ModelProto.FromString(model)
-
-
-def read(model: bytes) -> tuple[int, list[Piece]]:
-    """Returns the type of a SentencePiece model, and its pieces."""
-    proto = parse(model)
-    pieces = [Piece(piece.piece, piece.score, piece.type) for piece in proto.pieces]
-    return proto.trainer_spec.model_type, pieces

@@ -20,7 +20,7 @@ import sentencepiece
 from jaxtyping import Int32
 
 from transformer_jax.config import TokenizerConfig
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, about
 from transformer_jax.files import AnyPath, flush_to_disk
 from transformer_jax.special_ids import BOS, EOS, PAD, UNK
 from transformer_jax.text.subwords import Sampler
@@ -118,10 +118,8 @@ class Tokenizer:
         """
         if UNK in ids:
             return [*ids]
-        try:
+        with about(f"tokenizer.sampling={sampling}", ValueError):
             sampled = self._sampler.sample([self.model_ids[i] for i in ids], sampling, repr(key))
-        except ValueError as error:
-            raise UserError(f"tokenizer.sampling={sampling}: {error}") from error
         return self._from_model[sampled].tolist()
 
     @cached_property
@@ -236,12 +234,8 @@ def _from_files(paths: Sequence[AnyPath]) -> Tokenizers:
 
 
 def _from_file(path: AnyPath) -> Tokenizer:
-    try:
+    with about(f"tokenizer {path}", ValueError):
         return Tokenizer(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"tokenizer {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise UserError(f"tokenizer {path}: {error}") from error
 
 
 def _sample(pairs: Iterable[tuple[str, str]], count: int, seed: int) -> list[tuple[str, str]]:
