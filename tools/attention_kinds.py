@@ -4,6 +4,7 @@ which sampled choices learn, and the attention weights of one sentence."""
 import itertools
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,11 +13,11 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from matplotlib.figure import Figure
 
-from tools.scores import Data, Scored, translations
+from tools.scores import Data, Scored, texts, translations
 from tools.study import Rows
 from transformer_jax import plot
 from transformer_jax.benchmark.timing import time_in_turns, timer
-from transformer_jax.config import Config
+from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.decoding.attention_weights import attention_weights
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.models.transformer import Transformer
@@ -62,6 +63,15 @@ def speeds(configs: dict[str, Config]) -> dict[str, float]:
     tokens = np.count_nonzero(batch.target_out != PAD)
     times = time_in_turns({label: timer(partial(run, label)) for label in configs}, TURNS)
     return {label: tokens / samples.median for label, samples in times.items()}
+
+
+def decode_speeds(runs: dict[str, Path], sources: list[str]) -> dict[str, float]:
+    """Returns the sentences a second with which each run translates, greedily, in turns."""
+    search = DecodeConfig(beam=1)
+    translators = {label: Translator.load(run, decode=search) for label, run in runs.items()}
+    calls = {label: timer(partial(texts, each, sources)) for label, each in translators.items()}
+    times = time_in_turns(calls, TURNS)
+    return {label: len(sources) / samples.median for label, samples in times.items()}
 
 
 def fullest_batch(setup: Setup) -> Batch:

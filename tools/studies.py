@@ -18,15 +18,16 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from tools import attention_kinds, scores
+from tools import adaptation, attention_kinds, scores
 from tools.scores import Data
-from tools.study import RUNS, Changes, Rows, Study, outputs_file, run_study
+from tools.study import RUNS, Changes, Rows, Study, outputs_file, run_study, train_each
 from transformer_jax import plot
 from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.config import Config
 from transformer_jax.decoding.evaluation import compare
 from transformer_jax.files import write_whole
 from transformer_jax.parallel.program_cache import cache_programs
+from transformer_jax.runs.run import exists
 from transformer_jax.text.files import read_lines
 
 MULTI30K = Data("../shared/data/multi30k", "{folder}/{part}.en.gz,{folder}/{part}.{language}.gz")
@@ -207,6 +208,52 @@ def back_translation(count: int) -> list[list[str]]:
     ]
 
 
+# Adaptation: a model of captions continues on LibreOffice's help, all with as many steps.
+
+SHORT: Changes = {
+    **steps(250),
+    **fields("train", evaluate_every=125, save_every=125, log_every=25),
+    "optimizer.warmup": 50,
+}
+HELP, OF_CAPTIONS = LIBREOFFICE.name(LIBREOFFICE.train), MULTI30K.name(MULTI30K.train)
+VOCABULARY = fields("tokenizer", vocabulary=4000, symbols=[])
+ADAPTED: dict[str, Changes] = {
+    "captions": {
+        **VOCABULARY,
+        **steps(500),
+        **fields("train", evaluate_every=250, save_every=250),
+        **fields("data", train=[OF_CAPTIONS], dev=[MULTI30K.name(MULTI30K.dev)]),
+        "optimizer.warmup": 100,
+    },
+    "scratch": {},
+    "continued": VOCABULARY,
+    "new_vocabulary": {},
+    "fifth_of_the_rate": {"optimizer.learning_rate": 0.001},
+    "frozen_encoder": {"optimizer.frozen": ["encoder"]},
+    "mixed": fields("data", train=[HELP, OF_CAPTIONS], weights=[3.0, 1.0]),
+}
+
+
+def train_captions(data: Data) -> None:
+    """Trains the model of captions that the others continue."""
+    configs = replace(STUDIES["adaptation"], data=data).configs()
+    list(train_each({"captions": configs["captions"]}, RUNS / "adaptation"))
+
+
+def continues(label: str) -> list[list[str]]:
+    """Returns the command that begins a run with the parameters of the captions'."""
+    run, source = (RUNS / "adaptation" / name for name in (label, "captions"))
+    vocabulary = [] if label == "continued" else ["--new-vocabulary"]
+    return [["train", f"--config={run}.py", f"--run={run}", f"--init-from={source}", *vocabulary]]
+
+
+def compare_frozen(_: Rows, data: Data) -> dict[str, Any]:
+    """Returns the speed of a training step with and without a frozen encoder, in turns."""
+    configs = replace(STUDIES["adaptation"], data=data).configs()
+    trained = {label: configs[label] for label in ("new_vocabulary", "frozen_encoder")}
+    return {"train_tokens_per_s": attention_kinds.speeds(trained)}
+
+
 # Kinds of attention: "soft" is the paper's, and "modern" has rotary positions and one KV head. Two
 # kinds are used in the last layer only, where a sampled choice changes the prediction of its own
 # token only.
@@ -221,8 +268,13 @@ KINDS: dict[str, Changes] = {
     "latent": cross(kind="latent"),
     "additive": cross(score="additive"),
     "plain": {"model.encoder_attention.kind": "plain"},
+    "ssru": {"model.self_layer": "ssru"},
     "modern": {"model.positions": "rotary", "model.kv_heads": 1},
 }
+
+
+DECODED = ("soft", "ssru")
+"""Kinds whose translation is timed: a decoder with self-attention, and one without."""
 
 
 def compare_kinds(rows: Rows, data: Data) -> dict[str, Any]:
@@ -231,6 +283,11 @@ def compare_kinds(rows: Rows, data: Data) -> dict[str, Any]:
     study = replace(STUDIES["attention_kinds"], data=data)
     speeds = attention_kinds.speeds(study.configs())
     estimators: dict[str, Any] = {"samples": attention_kinds.GRADIENTS}
+    trained = {label: RUNS / "attention_kinds" / label for label in DECODED}
+    if all(map(exists, trained.values())):
+        sources, _ = data.sides(data.dev)
+        for label, speed in attention_kinds.decode_speeds(trained, sources).items():
+            rows[label]["sentences_per_s"] = speed
     for label, row in rows.items():
         row["train_tokens_per_s"] = speeds[label]
         estimators |= row.get("estimators", {})
@@ -316,8 +373,20 @@ STUDIES = {
         config="configs/libreoffice_en_de.py",
         keep_outputs=True,
     ),
+    "adaptation": Study(
+        "Continues a model of captions on LibreOffice's help",
+        LIBREOFFICE,
+        ADAPTED,
+        SHORT,
+        score=partial(adaptation.both_domains, old=MULTI30K),
+        config="configs/libreoffice_en_de.py",
+        prepare=train_captions,
+        before={label: continues(label) for label in [*ADAPTED][2:]},
+        summarize=compare_frozen,
+        draw=adaptation.picture,
+    ),
     "attention_kinds": Study(
-        "Trains nine variants of attention on Multi30k",
+        "Trains ten variants of attention on Multi30k",
         MULTI30K,
         KINDS,
         {**FIRST, **steps(2000), "train.evaluate_every": 2000},
