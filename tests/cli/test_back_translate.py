@@ -43,6 +43,7 @@ def with_pairs(command: list[str], pairs: str) -> list[str]:
     return [*others, f"--pairs={pairs}"]
 
 
+@pytest.mark.long
 def test_it_writes_pairs_and_continues_when_it_was_interrupted(
     command: list[str],
     reverse: Run,

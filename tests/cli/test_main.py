@@ -122,6 +122,7 @@ def report(record):
 """A module with a user's metric, whose first value is the best, and a reporter, which fails."""
 
 
+@pytest.mark.long
 def test_training_with_a_metric_and_a_reporter_of_ones_own(
     tiny_config: Config,
     tmp_path: Path,
@@ -805,6 +806,7 @@ SCORES["own"] = SCORES["scaled_dot"]
 """
 
 
+@pytest.mark.long
 def test_a_module_of_ones_own_is_imported_on_the_command_line_only(
     tiny_config: Config,
     tmp_path: Path,

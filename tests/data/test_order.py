@@ -139,7 +139,7 @@ def test_chunks_do_not_depend_on_those_before_them() -> None:
 @given(st.lists(st.tuples(st.integers(1, 70), st.integers(0, 9)), min_size=1, max_size=5))
 @example([(40, 1), (25, 1)])
 @example([(1, 1), (1, 1), (15, 8)])
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 def test_no_chunk_of_a_mixture_is_empty(corpora: list[tuple[int, int]]) -> None:
     sizes, weights = zip(*corpora, strict=True)
     assume(any(weights))

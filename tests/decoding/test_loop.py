@@ -48,7 +48,7 @@ def merged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     ("tokens", "changes"),
     [
         (128, {"beam": 2, "n_best": 2}),
-        (256, {"beam": 1}),
+        pytest.param(256, {"beam": 1}, marks=pytest.mark.long),
         pytest.param(128, {"sample": True, "seed": 1}, marks=pytest.mark.long),
     ],
 )
@@ -75,6 +75,7 @@ def test_merged_sentences_are_translated_as_if_alone(
     assert any(missing for _, missing in merged)
 
 
+@pytest.mark.long
 def test_batches_with_and_without_prefixes_are_merged_apart(
     finished: Run, merged: list[tuple[int, int]]
 ) -> None:

@@ -135,6 +135,7 @@ def test_phrases_that_no_output_can_hold_are_refused(
         translator.translate(["new", "old"], [prefix] * 2, [phrases, []], first=4)
 
 
+@pytest.mark.long
 def test_threads_may_share_a_translator(finished: Run) -> None:
     lines = [f"red {'blue ' * (i % 7)}" for i in range(48)]
     decode = DecodeConfig(beam=2, batch_tokens=64)
@@ -228,6 +229,7 @@ def test_parts_stand_as_they_did(finished: Run) -> None:
     assert long == " ".join(pairs)
 
 
+@pytest.mark.long
 def test_samples_of_parts_depend_on_the_line(finished: Run) -> None:
     decode = DecodeConfig(sample=True, n_best=2, seed=1)
     translator = Translator.load(finished.folder, decode=decode)

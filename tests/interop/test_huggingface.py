@@ -121,7 +121,10 @@ def write_model(hub: Any, folder: Path, name: str) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(s, marks=[pytest.mark.long] * (s != "tied")) for s in SHAPES],
+)
 def folder(hub: Any, request: pytest.FixtureRequest, tmp_path_factory: Any) -> Path:
     return write_model(hub, tmp_path_factory.mktemp("hub") / request.param, request.param)
 
@@ -240,7 +243,7 @@ def test_searches_are_those_of_transformers(
     assert same(plain, [*map(str, found)]) < 0.99
 
 
-@pytest.mark.parametrize("start", [1, None])
+@pytest.mark.parametrize("start", [pytest.param(1, marks=pytest.mark.long), None])
 def test_a_run_of_our_own_is_the_same_in_transformers(
     start: int | None, hub: Any, finished: Run, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ def study(tmp_path: Path, finished: Run) -> Path:
     return results.write("study", "make study", {"rows": rows}, tmp_path)
 
 
+@pytest.mark.long
 def test_a_row_trains_with_files_elsewhere_and_other_versions_if_any_will_do(
     finished: Run, moved: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ def test_configs_are_those_of_the_committed_cards(name: str) -> None:
         check_config(config)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name, study in STUDIES.items() if study.keep_outputs])
 def test_the_committed_translations_have_the_scores_of_the_result(name: str) -> None:
     data, stored = STUDIES[name].data, results.read(name)

@@ -31,7 +31,7 @@ def failures(config: Config, folder: Path, names: set[str]) -> set[str]:
     [
         pytest.param("Mean", set(), marks=pytest.mark.long),
         pytest.param("ssru", set(), marks=pytest.mark.long),
-        ("LosesItsState", {"decoding with caches"}),
+        pytest.param("LosesItsState", {"decoding with caches"}, marks=pytest.mark.long),
         pytest.param("ForgetsWhenItGrows", {"decoding with caches"}, marks=pytest.mark.long),
         pytest.param("AveragesItsLoss", {"accumulation"}, marks=pytest.mark.long),
         pytest.param(

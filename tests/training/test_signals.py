@@ -95,7 +95,7 @@ def test_two_signals_at_a_time_are_a_single_request(
     ("program", "n", "shapes", "saved"),
     [
         pytest.param("init", 1, 1, [], id="initial state"),
-        pytest.param("train_step", 1, 1, [1], id="first step"),
+        pytest.param("train_step", 1, 1, [1], id="first step", marks=pytest.mark.long),
         pytest.param("step", 1, 1, [6], id="development loss", marks=pytest.mark.long),
         pytest.param("prefill", 1, 1, [6], id="translation", marks=pytest.mark.long),
         pytest.param("train_step", 2, 2, [4], id="step of another shape", marks=pytest.mark.long),

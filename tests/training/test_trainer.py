@@ -204,8 +204,8 @@ def test_more_steps_go_on_where_the_run_ended(
 def test_changed_data_is_refused_by_name(tiny_config: Config, tmp_path: Path) -> None:
     sides = [Path(side) for side in tiny_config.data.dev[0].split(",")]
     copies = [shutil.copy(side, tmp_path / f"dev{i}") for i, side in enumerate(sides)]
-    dev = ",".join(map(str, copies))
-    copied = changed(tiny_config, data={"dev": (dev,)}, train={"steps": 1})
+    dev, by_loss = ",".join(map(str, copies)), {"best": "loss", "decode_every": None}
+    copied = changed(tiny_config, data={"dev": (dev,)}, train={"steps": 1, **by_loss})
     train(copied, tmp_path / "r")
     for copy in copies:
         Path(copy).write_text("blue\n" * 4)

@@ -46,6 +46,7 @@ def test_the_first_lines_are_translated_and_the_loss_is_of_all(
     assert scored[0][name]["metric"] == 0.5
 
 
+@pytest.mark.long
 def test_evaluations_without_translation_count_for_neither_best_nor_patience(
     tiny_config: Config, tmp_path: Path
 ) -> None:
