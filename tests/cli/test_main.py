@@ -26,7 +26,7 @@ from transformer_jax.attention import kinds, scores
 from transformer_jax.cli.commands import COMMANDS
 from transformer_jax.cli.common import text_output
 from transformer_jax.cli.main import main
-from transformer_jax.config import Config, DecodeConfig, from_json, to_json
+from transformer_jax.config import Config, DecodeConfig, from_json
 from transformer_jax.decoding.scoring import Scorer
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
@@ -888,7 +888,7 @@ def test_the_allocator_is_set_once_and_not_for_accelerators(tmp_path: Path) -> N
 
 
 def test_bad_runs_are_error_line(
-    finished: Run, fixtures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def message(folder: Path) -> str:
         return error_line(["translate", f"--run={folder}", "--input=/dev/null"], capsys)
@@ -900,22 +900,11 @@ def test_bad_runs_are_error_line(
     (tmp_path / "other" / "notes.txt").write_text("mine")
     assert "is not a run" in message(tmp_path / "other")
 
-    def damaged(name: str, content: bytes) -> str:
-        folder = Path(shutil.copytree(finished.folder, tmp_path / "damaged", dirs_exist_ok=True))
-        (folder / name).write_bytes(content)
-        return message(folder)
-
-    def edited(**values: Any) -> str:
-        contents = json.loads((Path(str(finished.folder)) / "config.json").read_text()) | values
-        del contents["sha256"]
-        return damaged("config.json", json.dumps(contents).encode())
-
-    assert "tokenizers=['a']: must be two" in edited(tokenizers=["a"])
-    wide = changed(finished.config, model={"d_ff": 64})
-    assert "ffn" in edited(config=to_json(wide))
-    other = (fixtures / "run" / "tokenizer.model").read_bytes()
-    swapped = "tokenizer.model: is damaged or is not the one that the run was trained with"
-    assert swapped in damaged("tokenizer.model", other)
+    edited = Path(shutil.copytree(finished.folder, tmp_path / "edited"))
+    contents = json.loads((edited / "config.json").read_text()) | {"tokenizers": ["a"]}
+    del contents["sha256"]
+    (edited / "config.json").write_text(json.dumps(contents))
+    assert "tokenizers=['a']: must be two" in message(edited)
     without = shutil.ignore_patterns("checkpoints")
     half = Path(shutil.copytree(finished.folder, tmp_path / "half", ignore=without))
     assert "no whole checkpoint yet" in message(half)

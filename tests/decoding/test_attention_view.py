@@ -1,7 +1,6 @@
 """The page of attention weights: what it holds, and that a sentence in it is only text."""
 
 import base64
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -119,16 +118,3 @@ def test_the_default_view_is_the_last_layer_of_cross_attention() -> None:
 def test_what_does_not_exist_is_named(chosen: tuple[Any, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         choose_view(weights_of(["▁a", "</s>"], layers=2), *chosen)
-
-
-def test_a_picture_needs_matplotlib(
-    finished: Run,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    command = ["attention", f"--run={finished.folder}", "red", "-o", f"{tmp_path}/x.svg"]
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    line = error_line(command, capsys)
-    assert "attention: needs matplotlib; pip install 'transformer-jax[plot]'" in line
-    assert not list(tmp_path.iterdir())

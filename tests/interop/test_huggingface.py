@@ -315,32 +315,17 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         change_arrays(lambda x: x.update({"final_logits_bias": x["final_logits_bias"] * np.nan})),
         "final_logits_bias: holds numbers that are not finite",
     ),
-    "transposed": (
-        change_arrays(
-            lambda x: x.update(
-                {name: np.ascontiguousarray(x[name].T) for name in x if name.endswith("fc1.weight")}
-            )
-        ),
-        "fc1.weight: has the shape",
-    ),
     "positions": (
         change_arrays(
             lambda x: x.update({"model.encoder.embed_positions.weight": np.ones((8, 16), "f4")})
         ),
         "embed_positions.weight: must be the sinusoids",
     ),
-    "unknown array": (
-        change_arrays(lambda x: x.update({"model.gate": np.ones(3, np.float32)})),
-        "no parameter uses: model.gate",
-    ),
     "integers": (
         change_arrays(lambda x: x.update({"final_logits_bias": np.ones((1, 9), np.int32)})),
         "final_logits_bias: is of the type int32",
     ),
-    "missing option": (
-        written("{}"),
-        "no option",
-    ),
+    "missing option": (written("{}"), "no option"),
     "family": (change("config.json", model_type="bart"), "model_type='bart'"),
     "activation": (
         change("config.json", activation_function="gelu_new"),
@@ -365,10 +350,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         r"bad_words_ids: holds \[1, 2\]; must hold lists of one id",
     ),
     "sampling": (change("generation_config.json", do_sample=True), "do_sample=True"),
-    "not JSON": (
-        written("{"),
-        "config.json: not JSON",
-    ),
+    "not JSON": (written("{"), "config.json: not JSON"),
 }
 
 
