@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from common import changed, error_line
+from common import Capture, Patch, changed, error_line
 
 from transformer_jax.cli.main import main
 from transformer_jax.config import Config
@@ -43,9 +43,7 @@ def with_pairs(command: list[str], pairs: str) -> list[str]:
     return [*others, f"--pairs={pairs}"]
 
 
-def test_it_writes_pairs(
-    command: list[str], reverse: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_writes_pairs(command: list[str], reverse: Run, tmp_path: Path, capsys: Capture) -> None:
     lines = ["rot grün", "", "  ", "klein\talt", "neu neu blau"]
     (tmp_path / "x.de").write_text("\n".join(lines) + "\n", "utf-8")
     main([*command, f"--text={tmp_path / 'x.de'}"])
@@ -60,7 +58,7 @@ def test_it_writes_pairs(
 
 
 def test_another_direction(
-    command: list[str], tiny_config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: list[str], tiny_config: Config, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "x.en").write_text("red green\n", "utf-8")
     german, english = tiny_config.data.dev[0].split(",")[::-1]
@@ -71,7 +69,7 @@ def test_another_direction(
 
 
 def test_another_language(
-    command: list[str], tiny_config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: list[str], tiny_config: Config, tmp_path: Path, capsys: Capture
 ) -> None:
     """The sources are right, and the letters are those of the language of the run."""
     english, german = (Path(name) for name in tiny_config.data.train[0].split(","))
@@ -101,8 +99,8 @@ def test_bad_text_writes_nothing(
     message: str,
     command: list[str],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Patch,
+    capsys: Capture,
 ) -> None:
     def translate(*_: object, **__: object) -> list[str]:
         raise AssertionError("before it has found the mistake")

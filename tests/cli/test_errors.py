@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from common import error_line
+from common import Capture, Patch, error_line
 from object_store import Bucket
 
 from tools.common import config_file
@@ -40,9 +40,7 @@ def edit_config(folder: Path, change: Callable[[Any], Any]) -> str:
 
 
 @pytest.fixture
-def nothing_written(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+def nothing_written(bucket: Bucket, tmp_path: Path, monkeypatch: Patch) -> Iterator[None]:
     """Makes an empty folder the current one. In the end it is empty, and the bucket as before."""
     monkeypatch.chdir(tmp_path)
     objects = dict(bucket.objects)
@@ -156,8 +154,8 @@ def test_a_bad_command_is_one_line_and_writes_nothing(
     finished: Run,
     tiny_config: Config,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Patch,
+    capsys: Capture,
 ) -> None:
     config = config_file(tiny_config, tmp_path / "config.py")
     files = {"QUICKSTART": Path("configs/quickstart.py").resolve(), "CONFIG": config}
@@ -169,9 +167,7 @@ def test_a_bad_command_is_one_line_and_writes_nothing(
     assert {path.name for path in tmp_path.iterdir()} == {"a.tsv", "config.py"}
 
 
-def test_control_characters_of_a_config_key_are_escaped(
-    copied: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_of_a_config_key_are_escaped(copied: Path, capsys: Capture) -> None:
     edit_config(copied, lambda config: config.update({RED: {}}))
     error = error_line(["translate", f"--run={copied}"], capsys)
     assert r"\x1b[31mred\x9b0m: unknown key" in error
@@ -180,7 +176,7 @@ def test_control_characters_of_a_config_key_are_escaped(
 
 
 def test_control_characters_of_shown_sentences_are_escaped(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     corpus = tmp_path / "dev.tsv"
     corpus.write_text(f"red {RED}\trot {RED}\n", "utf-8")
@@ -192,7 +188,7 @@ def test_control_characters_of_shown_sentences_are_escaped(
 
 
 def test_an_old_best_checkpoint_is_not_averaged(
-    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    copied: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """The run keeps two checkpoints, and the best one although it is old."""
     edit_config(copied, lambda config: config["train"].update(keep=2))
@@ -204,9 +200,7 @@ def test_an_old_best_checkpoint_is_not_averaged(
     assert f"average of steps {steps[-2]}, {steps[-1]}" in capsys.readouterr().out
 
 
-def test_a_stored_kernel_is_never_replaced_without_a_word(
-    copied: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stored_kernel_is_never_replaced_without_a_word(copied: Path, capsys: Capture) -> None:
     stored = edit_config(
         copied, lambda config: config["execution"].update(kernel="own_kernels:fast")
     )
@@ -221,7 +215,7 @@ def test_a_stored_kernel_is_never_replaced_without_a_word(
 
 @pytest.mark.long
 def test_the_cache_folder_of_another_machine_is_not_used(
-    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    copied: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     elsewhere = str(tmp_path / "elsewhere")
     edit_config(copied, lambda config: config["data"].update(cache=elsewhere))
@@ -232,7 +226,7 @@ def test_the_cache_folder_of_another_machine_is_not_used(
 
 
 @pytest.mark.parametrize("arguments", ["--config a.py --config.model.layers=4 -h", "-h --config=a"])
-def test_help_is_help_beside_any_config(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_help_beside_any_config(arguments: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["train", *arguments.split()])
     assert not stop.value.code
@@ -240,9 +234,7 @@ def test_help_is_help_beside_any_config(arguments: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.long
-def test_a_run_translates_on_another_mesh(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_translates_on_another_mesh(finished: Run, tmp_path: Path, capsys: Capture) -> None:
     lines = tmp_path / "lines.en"
     lines.write_text("red green\nold\n", "utf-8")
     outputs = []
@@ -283,8 +275,8 @@ def test_object_storage_that_cannot_be_used_is_named(
     message: str,
     finished: Run,
     nothing_written: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Patch,
+    capsys: Capture,
 ) -> None:
     command = [*f"{option}={place}".split()]
     if command[0] == "train":
@@ -299,7 +291,7 @@ def test_object_storage_that_cannot_be_used_is_named(
 
 
 def test_what_needs_a_disk_is_refused_in_object_storage(
-    finished: Run, nothing_written: None, capsys: pytest.CaptureFixture[str]
+    finished: Run, nothing_written: None, capsys: Capture
 ) -> None:
     run, new = f"--run={finished.folder}", "--run=gs://bucket/runs/new"
     train, url = ["train", QUICKSTART], "gs://bucket/x"

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import sacrebleu
-from common import changed, error_line
+from common import Capture, Log, Patch, changed, error_line
 from object_store import Bucket
 
 from tools.common import config_file as write_config
@@ -48,7 +48,7 @@ def config_file(tiny_config: Config, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_a_screen_and_shows_an_example(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as stop:
@@ -60,9 +60,7 @@ def test_help_fits_a_screen_and_shows_an_example(
     assert f"transformer-jax {command} --" in text
 
 
-def test_a_message_that_is_wrapped_is_read_whole(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_that_is_wrapped_is_read_whole(capsys: Capture, monkeypatch: Patch) -> None:
     positions = "--config.model.positions=rotari"
     for width in range(40, 46):  # a message is wrapped, in another place at each
         monkeypatch.setenv("COLUMNS", str(width))
@@ -70,7 +68,7 @@ def test_a_message_that_is_wrapped_is_read_whole(
         assert near.endswith(f"argument '{positions.partition('=')[0]}'; did you mean rotary?")
 
 
-def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, finished: Run) -> None:
+def test_a_defect_keeps_its_traceback(monkeypatch: Patch, finished: Run) -> None:
     """Only errors of users become one line: a plain ValueError is a defect."""
 
     def broken(*_: Any) -> None:
@@ -81,7 +79,7 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, finished:
         main(["average", f"--run={finished.folder}", "--out=x"])
 
 
-def test_text_is_utf8_on_any_terminal(finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_utf8_on_any_terminal(finished: Run, monkeypatch: Patch) -> None:
     """Such as one with PYTHONIOENCODING=ascii."""
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
@@ -90,9 +88,7 @@ def test_text_is_utf8_on_any_terminal(finished: Run, monkeypatch: pytest.MonkeyP
     assert "grün" in written.getvalue().decode("utf-8")
 
 
-def test_training_from_the_command_line(
-    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_from_the_command_line(config_file: Path, tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / "run"
     command = ["train", f"--config={config_file}", "--run", str(folder), "--config.train.steps=4"]
     main([*command, "--profile=1"])
@@ -124,11 +120,7 @@ def report(record):
 
 @pytest.mark.long
 def test_training_with_a_metric_and_a_reporter_of_ones_own(
-    tiny_config: Config,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    tiny_config: Config, tmp_path: Path, monkeypatch: Patch, capsys: Capture, caplog: Log
 ) -> None:
     """They are found in the current folder. The run continues with this metric only."""
     monkeypatch.chdir(tmp_path)
@@ -155,11 +147,7 @@ def test_training_with_a_metric_and_a_reporter_of_ones_own(
 
 @pytest.mark.parametrize("chosen", [False, True])
 def test_tensorboard_stays_with_the_run(
-    chosen: bool,
-    finished: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    chosen: bool, finished: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     folder = tmp_path / "run"
     shutil.copytree(str(finished.folder), folder)
@@ -216,10 +204,7 @@ def test_train_py_continues_and_keeps_programs_in_the_users_cache(
 
 
 def test_a_run_to_start_from_gives_its_config(
-    finished: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    finished: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     configs: list[Config] = []
     monkeypatch.setattr(trainer, "train", lambda config, *_, **__: configs.append(config))
@@ -234,10 +219,7 @@ def test_a_run_to_start_from_gives_its_config(
 
 
 def test_translation_is_a_line_for_a_line_in_order(
-    finished: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    finished: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     lines = ["red old", "", "blue blue green", "  ", "new"]
     translator = Translator.load(finished.folder)
@@ -258,9 +240,7 @@ def test_translation_is_a_line_for_a_line_in_order(
     assert capsys.readouterr().out == "".join(f"{line}\n" for line in wanted)
 
 
-def test_translations_as_json(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_translations_as_json(finished: Run, tmp_path: Path, capsys: Capture) -> None:
     """A line for a line, with scores, tokens and the n best; the search is the one asked for."""
     source, prefix = tmp_path / "source", tmp_path / "prefix"
     source.write_text("red old\n\nblue new green\n")
@@ -289,7 +269,7 @@ def test_translations_as_json(
 
 
 def test_options_of_the_search_are_checked_together(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     """Each alone would not fit the run's beam of 4, or of the other option."""
     (tmp_path / "source").write_text("red\n")
@@ -303,10 +283,7 @@ def test_options_of_the_search_are_checked_together(
 
 
 def test_an_interrupted_file_is_continued(
-    finished: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    finished: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """After the whole lines that are there, if the text, the run and the search are the same."""
     lines = ["red old", "", "blue", "new", "green"]
@@ -345,7 +322,7 @@ def test_an_interrupted_file_is_continued(
 
 
 def test_a_part_is_written_by_one_process(
-    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Run, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     with text_output(str(tmp_path / "out"), lambda: 1) as (write, count):
         assert count == 0
@@ -358,7 +335,7 @@ def test_a_part_is_written_by_one_process(
 
 
 def test_lines_before_a_damaged_one_are_translated(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "source").write_bytes(b"red old\nblue\nt\xe4\nnew\n")
     with pytest.raises(SystemExit):
@@ -446,10 +423,7 @@ def test_a_pipe_is_translated_as_lines_arrive_and_may_be_closed(finished: Run) -
 
 
 def test_a_long_line_is_translated_in_parts_or_cut_with_a_warning(
-    finished: Run,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
+    finished: Run, tmp_path: Path, caplog: Log, capsys: Capture
 ) -> None:
     (tmp_path / "input").write_text(f"red\n{'red old. ' * 20}\n")
     command = ["translate", f"--run={finished.folder}", f"--input={tmp_path / 'input'}", "--json"]
@@ -470,7 +444,7 @@ def test_a_long_line_is_translated_in_parts_or_cut_with_a_warning(
 
 @pytest.mark.parametrize("command", ["translate --input=X", "evaluate --data X,X"])
 def test_translations_that_stop_at_their_greatest_length_are_counted(
-    command: str, finished: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    command: str, finished: Run, tmp_path: Path, caplog: Log
 ) -> None:
     (tmp_path / "x").write_text("red old new\n\nblue\n")
     options = command.replace("X", str(tmp_path / "x")).split()
@@ -488,7 +462,7 @@ def test_translations_that_stop_at_their_greatest_length_are_counted(
     ],
 )
 def test_inputs_are_not_written_over(
-    command: str, finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, finished: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     text = "".join(f"{side}\n" for _, side in Corpus(finished.config.data.dev[0]).pairs())
     (tmp_path / "x").write_text(text)
@@ -500,9 +474,7 @@ def test_inputs_are_not_written_over(
     assert (tmp_path / "x").read_text() == text
 
 
-def test_evaluation_prints_scores_and_signatures(
-    finished: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluation_prints_scores_and_signatures(finished: Run, capsys: Capture) -> None:
     command = ["evaluate", f"--run={finished.folder}", "--beam=1"]
     main([*command, "--language=de", "--show=2"])
     text = capsys.readouterr().out
@@ -518,7 +490,7 @@ def test_evaluation_prints_scores_and_signatures(
 
 
 def test_evaluation_takes_a_tokenizer_and_further_references(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     target = finished.config.data.dev[0].split(",")[1]
     short = tmp_path / "short"
@@ -541,10 +513,7 @@ def test_evaluation_takes_a_tokenizer_and_further_references(
 
 
 def test_evaluation_writes_translations_and_shows_the_worst(
-    finished: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    finished: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """On a terminal, with a bar on standard error; standard output holds the scores alone."""
     dev = Corpus(finished.config.data.dev[0])
@@ -576,7 +545,7 @@ def test_evaluation_writes_translations_and_shows_the_worst(
 
 @pytest.mark.long
 def test_searches_are_compared_in_one_table_and_with_a_baseline(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     data = finished.config.data.dev[0]
     count = len(Path(data.split(",")[0]).read_text().splitlines())
@@ -604,9 +573,7 @@ def test_searches_are_compared_in_one_table_and_with_a_baseline(
 
 
 @pytest.mark.long
-def test_pairs_are_scored_and_aligned(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pairs_are_scored_and_aligned(finished: Run, tmp_path: Path, capsys: Capture) -> None:
     source, target, phrases = (tmp_path / name for name in ("source", "target", "phrases"))
     source.write_text("red old\n\nblue new green\n")
     phrases.write_text("neu\n\nalt\tneu\n")
@@ -652,7 +619,7 @@ def test_pairs_are_scored_and_aligned(
 
 
 def test_each_pair_has_a_line_also_if_it_has_no_score(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     """Blank, or longer than the model: as if it were not there for the others."""
     pairs = ["red\trot", "\trot", f"{'red ' * 99}\trot", f"red\t{'rot ' * 99}", "\t", "red\trot"]
@@ -684,10 +651,7 @@ def test_each_pair_has_a_line_also_if_it_has_no_score(
 
 
 def test_averages_are_runs(
-    finished: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    finished: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     out = tmp_path / "average"
     main(["average", f"--run={finished.folder}", "--last=2", f"--out={out}"])
@@ -714,11 +678,7 @@ def uploaded(finished: Run, bucket: Bucket) -> AnyPath:
 
 @pytest.mark.long
 def test_runs_in_object_storage_are_as_others(
-    finished: Run,
-    uploaded: AnyPath,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    finished: Run, uploaded: AnyPath, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """They are averaged, translate, and are shown and evaluated alike."""
     monkeypatch.setattr(planning, "usable_host_memory", lambda: 2**30)  # which changes
@@ -740,7 +700,7 @@ def test_runs_in_object_storage_are_as_others(
 
 
 def test_inspection_says_what_a_run_takes(
-    finished: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    finished: Run, monkeypatch: Patch, capsys: Capture
 ) -> None:
     main(["inspect", f"--run={finished.folder}", "--devices=64", "--config.mesh.fsdp=4"])
     text = capsys.readouterr().out
@@ -763,7 +723,7 @@ def test_inspection_says_what_a_run_takes(
     assert options == ["--config.optimizer.accumulate=2:", "--config.data.batch_tokens=128:"]
 
 
-def test_inspection_prints_json_alone(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspection_prints_json_alone(finished: Run, capsys: Capture) -> None:
     main(["inspect", f"--run={finished.folder}", "--config.data.train=gone\x1b.tsv", "--json"])
     text = capsys.readouterr().out
     assert from_json(json.loads(text)).model == finished.config.model
@@ -771,13 +731,13 @@ def test_inspection_prints_json_alone(finished: Run, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.long
-def test_inspection_compiles(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspection_compiles(finished: Run, capsys: Capture) -> None:
     main(["inspect", f"--run={finished.folder}", "--config.data.shapes=1", "--compile"])
     assert "compiled in, s" in capsys.readouterr().out
 
 
 def test_inspection_needs_no_data_for_what_the_run_holds(
-    fixtures: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    fixtures: Path, capsys: Capture, tmp_path: Path
 ) -> None:
     with pytest.raises(SystemExit):
         main(["inspect", f"--run={fixtures / 'run'}", "--config.data.train=gone.tsv"])
@@ -808,10 +768,7 @@ SCORES["own"] = SCORES["scaled_dot"]
 
 @pytest.mark.long
 def test_a_module_of_ones_own_is_imported_on_the_command_line_only(
-    tiny_config: Config,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tiny_config: Config, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """A run stores the names of a kind, a score and a kernel, and loading it imports nothing."""
     (tmp_path / "own_attention.py").write_text(OWN_ATTENTION)
@@ -851,7 +808,7 @@ def forget() -> None:
 
 
 def test_a_kernel_is_looked_up_also_where_no_attention_needs_one(
-    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config_file: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     plain = [f"--config.model.{side}-attention.kind=plain" for side in ("encoder", "decoder")]
     training = ["train", f"--config={config_file}", f"--run={tmp_path / 'run'}", *plain]
@@ -887,9 +844,7 @@ def test_the_allocator_is_set_once_and_not_for_accelerators(tmp_path: Path) -> N
     assert allocator_of(tmp_path, JAX_PLATFORMS="cpu") == f"{ALLOCATOR} ['--x=1']\n"
 
 
-def test_bad_runs_are_error_line(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_runs_are_error_line(finished: Run, tmp_path: Path, capsys: Capture) -> None:
     def message(folder: Path) -> str:
         return error_line(["translate", f"--run={folder}", "--input=/dev/null"], capsys)
 

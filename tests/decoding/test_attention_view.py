@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from common import error_line, sentence_weights
+from common import Capture, Patch, error_line, sentence_weights
 
 from transformer_jax import Translator, plot
 from transformer_jax.cli.main import main
@@ -63,9 +63,7 @@ def test_long_sentences_are_cut_to_a_page_below_a_megabyte(
     assert len(page.encode()) < 1_000_000
 
 
-def test_the_command_writes_it(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_it(finished: Run, tmp_path: Path, capsys: Capture) -> None:
     command = ["attention", f"--run={finished.folder}", "-o", str(tmp_path / "view.html")]
     main([*command, "red green", "--target=grün rot"])
     page = data((tmp_path / "view.html").read_text("utf-8"))
@@ -81,7 +79,7 @@ def test_the_command_writes_it(
 
 
 def test_the_command_draws_the_heads_of_a_layer(
-    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Run, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(plot, "save", lambda figure, path: drawn.append((figure, path)))

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import error_line
+from common import Capture, Patch, error_line
 
 from transformer_jax.cli.commands import Export
 from transformer_jax.cli.main import main
@@ -178,7 +178,7 @@ def test_ctranslate2_finds_the_same_in_a_beam(finished: Run, tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_int8_runs_translate_and_score_but_are_not_trained(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     out, source = tmp_path / "int8", tmp_path / "source"
     main(["export", f"--run={finished.folder}", "--format=int8", f"--out={out}"])
@@ -243,7 +243,7 @@ def test_the_command_offers_all_formats() -> None:
 
 @pytest.mark.long
 def test_stablehlo_programs_run_for_any_batch_and_length(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     out = tmp_path / "exported"
     command = ["export", f"--run={finished.folder}", "--format=stablehlo", f"--out={out}"]
@@ -275,7 +275,7 @@ def test_stablehlo_programs_run_for_any_batch_and_length(
 
 
 def test_a_ctranslate2_folder_appears_whole(
-    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Run, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     out = tmp_path / "exported"
     command = ["export", f"--run={finished.folder}", "--format=ctranslate2", f"--out={out}"]
@@ -292,10 +292,7 @@ def test_a_ctranslate2_folder_appears_whole(
 
 
 def test_a_package_that_is_missing_is_named(
-    finished: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    finished: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
     command = ["export", f"--run={finished.folder}", "--format=stablehlo"]

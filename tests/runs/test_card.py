@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from common import error_line, flat
+from common import Capture, error_line, flat
 
 from transformer_jax.benchmark import results
 from transformer_jax.cli.main import main
@@ -68,11 +68,7 @@ def moved(tiny_config: Config, tmp_path: Path) -> list[Path]:
 
 
 def test_files_elsewhere_must_be_the_same(
-    path: Path,
-    moved: list[Path],
-    tiny_config: Config,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    path: Path, moved: list[Path], tiny_config: Config, tmp_path: Path, capsys: Capture
 ) -> None:
     there = "--config.data.train={},{}".format(*moved)
     arguments = ["train", f"--from-card={path}", f"--run={tmp_path / 's'}", there]
@@ -89,7 +85,7 @@ def test_files_elsewhere_must_be_the_same(
     assert not (tmp_path / "s").exists()
 
 
-def test_number_of_corpora(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_number_of_corpora(path: Path, tmp_path: Path, capsys: Capture) -> None:
     arguments = ["train", f"--from-card={path}", f"--run={tmp_path / 'r'}"]
     line = error_line([*arguments, "--config.data.dev=grammar", "grammar:test"], capsys)
     assert "data.dev: names 2 corpora; card" in line
@@ -105,7 +101,7 @@ def study(tmp_path: Path, finished: Run) -> Path:
 
 @pytest.mark.long
 def test_a_row_trains_with_files_elsewhere_and_other_versions_if_any_will_do(
-    finished: Run, moved: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Run, moved: list[Path], tmp_path: Path, capsys: Capture
 ) -> None:
     path, there = study(tmp_path / "study #1", finished), "--config.data.train={},{}".format(*moved)
     arguments = ["train", f"--from-card={path}#a_1", f"--run={tmp_path / 'r'}", there]
@@ -120,7 +116,7 @@ def test_a_row_trains_with_files_elsewhere_and_other_versions_if_any_will_do(
 
 
 def test_a_card_decides_how_the_run_starts(
-    path: Path, finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    path: Path, finished: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     other = f"--init-from={finished.folder}"
     line = error_line(["train", f"--from-card={path}", f"--run={tmp_path / 'r'}", other], capsys)
@@ -177,7 +173,7 @@ BAD: list[tuple[Edit, str]] = [
 
 @pytest.mark.parametrize(("edit", "message"), BAD)
 def test_bad_cards_are_one_line(
-    path: Path, edit: Edit, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    path: Path, edit: Edit, message: str, tmp_path: Path, capsys: Capture
 ) -> None:
     bad = edited(path, edit)
     line = error_line(["train", f"--from-card={bad}", f"--run={tmp_path / 'r'}"], capsys)
@@ -197,7 +193,7 @@ def test_bad_cards_are_one_line(
     ],
 )
 def test_files_without_a_card(
-    text: str, row: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, row: str, message: str, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "x.json").write_text(text)
     line = error_line(["train", f"--from-card={tmp_path / 'x.json'}{row}", "--run=r"], capsys)

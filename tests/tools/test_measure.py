@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from common import Patch
 
 from tools import measure
 from transformer_jax.benchmark import results
@@ -18,9 +19,7 @@ def test_memory_does_not_grow_with_the_lines(finished: Run) -> None:
     assert 100 < last < 1.2 * first
 
 
-def test_a_result_is_written_also_where_git_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_is_written_also_where_git_is_missing(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("PATH", "")
     path = results.write("x", "make x", {"value": 3}, tmp_path)
     written = json.loads(path.read_text("utf-8"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from broken import LAYERS
-from common import tiny
+from common import Patch, tiny
 
 from tools.common import config_file
 from transformer_jax.cli.main import main
@@ -65,9 +65,7 @@ def test_a_broken_kernel_is_named(tiny_config: Config, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_command(
-    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_the_command(tiny_config: Config, tmp_path: Path, monkeypatch: Patch, capsys: Any) -> None:
     """A loss that is averaged on each device is found on several devices, in another process."""
     monkeypatch.chdir(Path(__file__).parents[1])  # where the other process finds the module, too
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from common import Capture, Patch
 
 from transformer_jax.training.reporters import Record, Terminal, describe
 
@@ -46,9 +47,7 @@ def test_metrics_of_the_same_name_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_the_terminal_shows_every_record(
-    live: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_terminal_shows_every_record(live: bool, monkeypatch: Patch, capsys: Capture) -> None:
     """Live, the metrics are drawn over themselves in two lines; elsewhere they are a line.
 
     Jupyter asks programs for colors, but shows their output as a file.
