@@ -152,9 +152,7 @@ def test_matmuls_of_long_sentences_need_little_memory(length: int) -> None:
         ("positional", "kernel 'my_kernels:positional': TypeError: "),
     ],
 )
-def test_a_kernel_that_cannot_be_called_is_one_line(
-    kernel: str, words: str, capsys: Capture
-) -> None:
+def test_a_kernel_that_cannot_be_called(kernel: str, words: str, capsys: Capture) -> None:
     command = ["bench", "attention", *SMALL, "--lengths=8", f"--kernels=my_kernels:{kernel}"]
     assert words in error_line(command, capsys)
 

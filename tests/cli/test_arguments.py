@@ -62,9 +62,7 @@ def test_help_config_shows_every_field(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_options_that_are_listed_are_those_that_are_accepted(
-    command: str, capsys: Capture
-) -> None:
+def test_the_options_that_are_listed_are_accepted_ones(command: str, capsys: Capture) -> None:
     kind = COMMANDS[command]
     with pytest.raises(SystemExit):
         main([*command.split(), "--help"])
@@ -96,9 +94,7 @@ def test_home_is_found_in_options(tmp_path: Path, monkeypatch: Patch, capsys: Ca
     assert f"{tmp_path}/a.en: No such file" in error
 
 
-def test_a_stored_config_is_read_as_what_it_is(
-    finished: Run, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_stored_config_is_read_as_such(finished: Run, tmp_path: Path, capsys: Capture) -> None:
     stored = finished.folder / "config.json"
     copy = tmp_path / "mine.JSON"
     copy.write_bytes(stored.read_bytes())

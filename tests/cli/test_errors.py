@@ -77,12 +77,10 @@ REFUSED = [
     ("translate --run=r --input=/dev/stdin --phrases=-", f"-{SHARED}"),
     ("translate --run=r --input=/dev/fd/63 --prefix=/dev/fd/63", f"/dev/fd/63{SHARED}"),
     # Training
-    (f"{SMALL} --config.data.train no-such.en,no-such.de", "no-such.en: No such file"),
     (f"{SMALL} --config.tokenizer.vocabulary=20000", "tokenizer.vocabulary=20000"),
     (f"{SMALL} --config.tokenizer.models a.tsv", "tokenizer a.tsv: not a SentencePiece model"),
     (f"{SMALL} --config.model.decoder-start-id=5000", "decoder_start_id=5000: must be below the"),
     (f"{SMALL} --config.optimizer.frozen encoder norm", "optimizer.frozen='norm': matches no"),
-    (f"{SMALL} --init-from=nothing", "no such folder"),
     (f"{SMALL} --init-parts encoder", "--init-parts=encoder: needs --init-from"),
     (f"{SMALL} --config.train.decode-every=None", "must be a number where train.best='bleu'"),
     (f"{SMALL} --metric=builtins:zip", "--metric zip: returns <zip object at"),
@@ -117,10 +115,7 @@ REFUSED = [
     (f"{TRAIN} --coordinator=a:1 --process=1", "=1: must be I/N with I from 0 to N - 1"),
     # Translation
     ("evaluate --run=RUN --show=-1", "--show=-1: must be at least 0"),
-    ("evaluate --run=RUN --language=xx", "--language=xx: must be one of as, bn"),
-    ("translate --run=RUN --input=no-such.txt", "no-such.txt: No such file"),
     ("translate --run=RUN --output=x.gz", "--output=x.gz: is written as plain text; name it"),
-    (f"{SEARCH}.beam=4 --config.decode.n-best=9", "n_best=9: must be at most decode.beam=4"),
     (f"{SEARCH}.sample=True --config.decode.top-p=0", "top_p=0.0: must be above 0 and at most 1"),
     (f"{SEARCH}.temperature=0", "decode.temperature=0.0: must be above 0"),
     (f"{SEARCH}.top-k=3", "decode.top_k=3: must be left out without decode.sample=true"),
@@ -129,7 +124,6 @@ REFUSED = [
     (f"{SEARCH}.suppress=</s>", "decode.suppress: must not hold the end symbol </s>"),
     # Pictures and measurements
     (f"{VIEW} x.doc", "unknown format; name a file that ends with .html, .svg,"),
-    (f"{VIEW} no/x.html", "no/x.html"),
     (f"{VIEW} x.html --layer=last", "--layer last: must be LAYER"),
     (f"{VIEW} x.html --layer=9", "cross attention: layer 9: does not exist"),
     (f"{VIEW} x.html --run=r", "--run: given 2 times; name the run to look into"),
@@ -187,9 +181,7 @@ def test_control_characters_of_shown_sentences_are_escaped(
     assert not {"\x1b", "\x9b"} & set(shown)
 
 
-def test_an_old_best_checkpoint_is_not_averaged(
-    copied: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_an_old_best_step_is_not_averaged(copied: Path, tmp_path: Path, capsys: Capture) -> None:
     """The run keeps two checkpoints, and the best one although it is old."""
     edit_config(copied, lambda config: config["train"].update(keep=2))
     steps = checkpoint.steps(copied / "checkpoints")

@@ -47,9 +47,7 @@ def config_file(tiny_config: Config, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_fits_a_screen_and_shows_an_example(
-    command: str, monkeypatch: Patch, capsys: Capture
-) -> None:
+def test_help_is_short_with_an_example(command: str, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as stop:
         main([*command.split(), "--help"])
@@ -172,9 +170,7 @@ def test_tensorboard_stays_with_the_run(
 
 
 @pytest.mark.long
-def test_train_py_continues_and_keeps_programs_in_the_users_cache(
-    config_file: Path, tmp_path: Path
-) -> None:
+def test_train_py_continues_and_keeps_its_programs(config_file: Path, tmp_path: Path) -> None:
     """In processes of their own, at whose end TensorBoard's events are written too."""
     folder, cache = tmp_path / "run", tmp_path / "cache"
     kept = {"XDG_CACHE_HOME": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
@@ -268,9 +264,7 @@ def test_translations_as_json(finished: Run, tmp_path: Path, capsys: Capture) ->
     assert not (tmp_path / "out").exists()
 
 
-def test_options_of_the_search_are_checked_together(
-    finished: Run, tmp_path: Path, capsys: Capture
-) -> None:
+def test_options_of_the_search_together(finished: Run, tmp_path: Path, capsys: Capture) -> None:
     """Each alone would not fit the run's beam of 4, or of the other option."""
     (tmp_path / "source").write_text("red\n")
     command = ["translate", f"--run={finished.folder}", f"--input={tmp_path / 'source'}", "--json"]
@@ -321,9 +315,7 @@ def test_an_interrupted_file_is_continued(
     assert {path.name for path in tmp_path.iterdir()} == {"in", "prefix", "out"}
 
 
-def test_a_part_is_written_by_one_process(
-    finished: Run, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_one_process_writes_a_part(finished: Run, tmp_path: Path, monkeypatch: Patch) -> None:
     with text_output(str(tmp_path / "out"), lambda: 1) as (write, count):
         assert count == 0
         write("one")
@@ -334,9 +326,7 @@ def test_a_part_is_written_by_one_process(
     assert (tmp_path / "out").read_text() == "one\n"
 
 
-def test_lines_before_a_damaged_one_are_translated(
-    finished: Run, tmp_path: Path, capsys: Capture
-) -> None:
+def test_lines_before_a_damaged_line(finished: Run, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "source").write_bytes(b"red old\nblue\nt\xe4\nnew\n")
     with pytest.raises(SystemExit):
         main(
@@ -461,9 +451,7 @@ def test_translations_that_stop_at_their_greatest_length_are_counted(
         "evaluate --baseline=X",
     ],
 )
-def test_inputs_are_not_written_over(
-    command: str, finished: Run, tmp_path: Path, capsys: Capture
-) -> None:
+def test_no_input_is_replaced(command: str, finished: Run, tmp_path: Path, capsys: Capture) -> None:
     text = "".join(f"{side}\n" for _, side in Corpus(finished.config.data.dev[0]).pairs())
     (tmp_path / "x").write_text(text)
     (tmp_path / "link").symlink_to(tmp_path / "x")
@@ -650,9 +638,7 @@ def test_each_pair_has_a_line_also_if_it_has_no_score(
     assert first in error
 
 
-def test_averages_are_runs(
-    finished: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
+def test_averages_are_runs(finished: Run, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "average"
     main(["average", f"--run={finished.folder}", "--last=2", f"--out={out}"])
     assert "average of steps 8, 12" in capsys.readouterr().out
@@ -660,9 +646,6 @@ def test_averages_are_runs(
     command = ["average", f"--run={finished.folder}", f"--out={tmp_path / 'b'}"]
     assert "--last=0" in error_line([*command, "--last=0"], capsys)
     assert "7" in error_line([*command, "--steps", "7"], capsys)
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
-    assert "no space left in" in error_line(command, capsys)
     assert not (tmp_path / "b").exists()
 
 
@@ -699,9 +682,7 @@ def test_runs_in_object_storage_are_as_others(
     assert "run gs://bucket/runs/average: is not empty" in again
 
 
-def test_inspection_says_what_a_run_takes(
-    finished: Run, monkeypatch: Patch, capsys: Capture
-) -> None:
+def test_inspection_of_a_run(finished: Run, monkeypatch: Patch, capsys: Capture) -> None:
     main(["inspect", f"--run={finished.folder}", "--devices=64", "--config.mesh.fsdp=4"])
     text = capsys.readouterr().out
     for word in ("parameters", "of slots filled", "temporaries, MiB (estimated)"):

@@ -51,10 +51,7 @@ def test_a_run_is_trained_continued_and_used_below_an_odd_folder(
     assert card.load(str(odd / "result.json")).config == reached.config
 
 
-@pytest.mark.parametrize(
-    "format",
-    ["ctranslate2", *(pytest.param(f, marks=pytest.mark.long) for f in ("int8", "stablehlo"))],
-)
+@pytest.mark.parametrize("format", ["int8", "ctranslate2", "stablehlo"])
 def test_exports_are_written_below_an_odd_folder(odd: Path, finished: Run, format: str) -> None:
     source = Path(shutil.copytree(finished.folder, odd / "run"))
     if format == "ctranslate2":

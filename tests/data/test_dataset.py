@@ -153,9 +153,7 @@ def test_text_is_tokenized_once(tmp_path: Path, monkeypatch: Patch) -> None:
     assert len(list(tmp_path.glob("cache/*"))) == 1
 
 
-def test_other_text_tokenizer_or_options_are_other_entries(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_other_text_or_options_are_other_entries(tmp_path: Path, monkeypatch: Patch) -> None:
     pairs = PAIRS[::3]
     name = text_pair(tmp_path, pairs)
     tokenize(tmp_path, name)

@@ -53,9 +53,7 @@ def test_a_sentence_is_only_text() -> None:
 
 
 @pytest.mark.parametrize(("layers", "heads", "shown"), [(1, 2, MAX_TOKENS), (6, 16, 32)])
-def test_long_sentences_are_cut_to_a_page_below_a_megabyte(
-    layers: int, heads: int, shown: int
-) -> None:
+def test_long_sentences_are_cut_to_a_small_page(layers: int, heads: int, shown: int) -> None:
     page = attention_view(weights_of([f"▁{i}" for i in range(60)], layers, heads))
     stored = data(page)
     assert len(stored["source"]) == stored["layers"]["cross"]["0"]["shape"][1] == shown
@@ -78,9 +76,7 @@ def test_the_command_writes_it(finished: Run, tmp_path: Path, capsys: Capture) -
     assert [path.name for path in tmp_path.iterdir()] == ["view.html"]
 
 
-def test_the_command_draws_the_heads_of_a_layer(
-    finished: Run, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_the_command_draws_heads(finished: Run, tmp_path: Path, monkeypatch: Patch) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(plot, "save", lambda figure, path: drawn.append((figure, path)))
     command = ["attention", f"--run={finished.folder}", "red green", "--target=grün"]

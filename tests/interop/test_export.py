@@ -17,7 +17,7 @@ from common import Capture, Patch, error_line
 
 from transformer_jax.cli.commands import Export
 from transformer_jax.cli.main import main
-from transformer_jax.config import AttentionConfig, DecodeConfig, ModelConfig, load_config_file
+from transformer_jax.config import AttentionConfig, DecodeConfig, ModelConfig
 from transformer_jax.decoding.scoring import make_score
 from transformer_jax.decoding.strategies import Lines, make_search
 from transformer_jax.decoding.translator import Translator
@@ -107,31 +107,7 @@ def test_ctranslate2_has_the_same_scores_and_text(
         assert text == other.hypotheses[0]
 
 
-@pytest.mark.long
-def test_recipes_translate_alike_in_ctranslate2(finished: Run, tmp_path: Path) -> None:
-    """The model of libreoffice_en_de is this one with another greatest length."""
-    recipe_model = load_config_file(Path("configs/multi30k_en_de.py")).model
-    config = replace(recipe_model, layers=2, d_model=40, d_ff=60, max_length=40)
-    assert (config.kv_heads, config.positions, config.norm) == (1, "rotary", "pre")
-    tokenizers = finished.tokenizers
-    model, params = random_model(config, tokenizers.sizes, 2)
-    loaded = load_exported(config, finished, params, tmp_path / "exported")
-    source = np.random.default_rng(0).integers(4, tokenizers.source.size, (400, 14))
-    source[:, -1] = EOS
-    pieces = [tokenizers.source.pieces(row[:-1].tolist()) for row in source]
-    search = jax.jit(make_search([model], DecodeConfig(beam=1, max_length=12)))
-    ids = np.asarray(search([params], Lines(source.astype(np.int32))).ids[:, 0]).tolist()
-    texts = [tokenizers.target.pieces([i for i in row if i not in (PAD, EOS)]) for row in ids]
-    limits = {"min_decoding_length": 0, "max_decoding_length": 12}
-    theirs = loaded.translate_batch(pieces, beam_size=1, suppress_sequences=[["<pad>"]], **limits)
-    same = [text == other.hypotheses[0] for text, other in zip(texts, theirs, strict=True)]
-    assert np.mean(same) >= 0.99
-    assert len({*map(tuple, texts)}) > 300
-
-
-def test_the_program_beside_a_ctranslate2_model_translates_as_the_run(
-    finished: Run, tmp_path: Path
-) -> None:
+def test_the_program_beside_a_model_translates_as_the_run(finished: Run, tmp_path: Path) -> None:
     run, sentences = with_model(finished, finished.config.model), ["red old", "blue new green"]
     export(run, finished.best_step(), finished.params(), tmp_path / "exported")
     wanted = Translator.load(finished.folder, decode=run.config.decode)(sentences)
@@ -274,9 +250,7 @@ def test_stablehlo_programs_run_for_any_batch_and_length(
     assert run_snippet(out, *sentences) == translated
 
 
-def test_a_ctranslate2_folder_appears_whole(
-    finished: Run, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_folder_appears_whole(finished: Run, tmp_path: Path, monkeypatch: Patch) -> None:
     out = tmp_path / "exported"
     command = ["export", f"--run={finished.folder}", "--format=ctranslate2", f"--out={out}"]
     main(command)

@@ -228,9 +228,7 @@ def test_an_imported_model_translates_as_in_transformers(
 
 @pytest.mark.long
 @pytest.mark.parametrize("early", [True, "never"])
-def test_searches_are_those_of_transformers(
-    hub: Any, tied: Path, tmp_path: Path, early: Any
-) -> None:
+def test_searches_are_as_theirs(hub: Any, tied: Path, tmp_path: Path, early: Any) -> None:
     options = json.loads((tied / "generation_config.json").read_text())
     folder = shutil.copytree(tied, tmp_path / "model")
     options |= {"length_penalty": 0.6, "early_stopping": early, "num_beams": 3, "max_length": 40}
@@ -256,9 +254,7 @@ def test_a_run_of_our_own_is_the_same_in_transformers(
 
 
 @pytest.mark.long
-def test_the_program_in_the_exported_folder_translates(
-    hub: Any, tied: Path, tmp_path: Path
-) -> None:
+def test_the_program_in_the_folder_translates(hub: Any, tied: Path, tmp_path: Path) -> None:
     main(["import", str(tied), f"--run={tmp_path / 'run'}"])
     main(
         ["export", f"--run={tmp_path / 'run'}", "--format=huggingface", f"--out={tmp_path / 'out'}"]

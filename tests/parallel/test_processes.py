@@ -106,20 +106,6 @@ def places() -> list[list[str]]:
 
 
 @pytest.mark.long
-def test_a_process_with_another_config_is_refused_by_name(
-    tiny_config: Config, tmp_path: Path
-) -> None:
-    config = config_file(tiny_config, tmp_path / "config.py")
-    first, second = places()
-    one = start(config, tmp_path / "run", *first)
-    other = start(config, tmp_path / "run", *second, "--config.optimizer.warmup=7")
-    error = "transformer-jax: error: process 1 has another config or data than process 0 "
-    assert end(other, 2) == error + "(optimizer.warmup: 5 -> 7)\n"
-    assert end(one, 2) == "transformer-jax: error: a process has another config or data\n"
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.long
 def test_a_run_that_is_not_shared_is_refused(tiny_config: Config, tmp_path: Path) -> None:
     config = config_file(tiny_config, tmp_path / "config.py")
     impatient = "from transformer_jax.training import trainer; trainer.APPEARS_WITHIN = 1; "

@@ -79,7 +79,7 @@ def test_a_folder_that_all_may_write_is_refused(
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o775, 0o1777])
-def test_the_variable_is_respected(
+def test_the_variable_decides(
     programs: Path, tmp_path: Path, monkeypatch: Patch, mode: int
 ) -> None:
     folder = tmp_path / "shared"

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from itertools import islice
 
 import pytest
 
@@ -18,11 +17,6 @@ def test_unknown_split_is_one_line_with_the_choices() -> None:
         grammar.load("dev")
 
 
-def test_caller_may_change_what_load_returns() -> None:
-    grammar.sentences("test").clear()
-    assert len(grammar.load("test")) == 500
-
-
 def test_corpus_is_the_same_in_every_process() -> None:
     program = (
         "import hashlib; from transformer_jax.text.corpora import grammar\n"
@@ -32,8 +26,3 @@ def test_corpus_is_the_same_in_every_process() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert result.stdout.decode().strip() == DIGEST
-
-
-def test_every_english_sentence_has_one_german_one() -> None:
-    pairs = {sentence.pair for sentence in islice(grammar.sample(seed=1), 40_000)}
-    assert 39_000 < len(pairs) == len({source for source, _ in pairs})

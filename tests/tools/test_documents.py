@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tools import documents
-from transformer_jax.benchmark import results
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -27,13 +26,6 @@ def test_the_documents_are_up_to_date() -> None:
     assert [documents.update(text, parts) for text in texts] == texts
     new = "a\n<!-- layers -->\nnew\n<!-- end -->\nb"
     assert documents.update(new.replace("new", "old\n"), {"layers": "new"}) == new
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*.json")), ids=lambda p: p.stem)
-def test_every_result_has_the_header(path: Path) -> None:
-    stored = json.loads(path.read_text("utf-8"))
-    assert tuple(stored)[: len(results.HEADER)] == results.HEADER
-    assert re.fullmatch("[0-9a-f]{40}", stored["commit"])
 
 
 @pytest.mark.parametrize("path", [*NOTEBOOKS, *documents.DOCUMENTS], ids=lambda p: p.stem)

@@ -41,9 +41,7 @@ def failures(config: Config, folder: Path, names: set[str]) -> set[str]:
         ),
     ],
 )
-def test_a_broken_layer_is_named(
-    layer: str, wanted: set[str], tiny_config: Config, tmp_path: Path
-) -> None:
+def test_broken_layers(layer: str, wanted: set[str], tiny_config: Config, tmp_path: Path) -> None:
     assert layer in {"ssru", *(each.__name__ for each in LAYERS)}
     config = replace(tiny_config, model=tiny(self_layer=layer, decoder_start_id=None))
     assert failures(config, tmp_path, OF_MODEL - {"packing"}) == wanted

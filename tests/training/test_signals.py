@@ -126,9 +126,7 @@ def test_a_signal_waits_for_the_program_that_is_compiled(
         assert_same(train(config, tmp_path / "r"), whole)
 
 
-def test_an_evaluation_is_given_up_between_two_batches(
-    tiny_config: Config, finished: run.Run
-) -> None:
+def test_an_evaluation_is_given_up_between_batches(tiny_config: Config, finished: run.Run) -> None:
     setup, params, answers = prepare(tiny_config), finished.params(), [False, True, True]
     scores = DevScores(setup, lambda: answers.pop(0))
     (dev,) = setup.dev.values()
