@@ -103,6 +103,15 @@ def test_a_roofline_is_the_lesser_of_its_limits() -> None:
     np.testing.assert_allclose([y for _, y in roof], [min(8, 2 * x) for x, _ in roof])
 
 
+def test_positions_and_scaling() -> None:
+    table = np.linspace(-1, 1, 12).reshape(3, 4)
+    axes = plot.positions(table).axes[0]
+    np.testing.assert_array_equal(np.asarray(axes.images[0].get_array()), table)
+    (axes,) = plot.scaling({"time": {"a": [(1, 2), (2, 4)]}}).axes
+    assert points(axes) == {"a": [(1, 2), (2, 4)]}
+    assert axes.get_xscale() == axes.get_yscale() == "log"
+
+
 @pytest.mark.parametrize("name", ["$$", "a$x_$", "$\\foo$", "_hidden", "a%s", "a\nb"])
 def test_names_and_tokens_are_shown_as_they_are(tmp_path: Path, name: str) -> None:
     figure = plot.lines({name: {name: [(1, 2), (2, 3)], "other": [(1, 2), (2, 3)]}}, x="x")

@@ -206,9 +206,7 @@ def test_a_stored_kernel_is_never_replaced_without_a_word(copied: Path, capsys: 
 
 
 @pytest.mark.long
-def test_the_cache_folder_of_another_machine_is_not_used(
-    copied: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_the_cache_of_another_machine(copied: Path, tmp_path: Path, capsys: Capture) -> None:
     elsewhere = str(tmp_path / "elsewhere")
     edit_config(copied, lambda config: config["data"].update(cache=elsewhere))
     main(["evaluate", f"--run={copied}", "--beam=1"])

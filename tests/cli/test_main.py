@@ -606,9 +606,7 @@ def test_pairs_are_scored_and_aligned(finished: Run, tmp_path: Path, capsys: Cap
     assert "has 3 lines and" in error_line(["score", run_option, pairs], capsys)
 
 
-def test_each_pair_has_a_line_also_if_it_has_no_score(
-    finished: Run, tmp_path: Path, capsys: Capture
-) -> None:
+def test_each_pair_has_a_line_or_a_reason(finished: Run, tmp_path: Path, capsys: Capture) -> None:
     """Blank, or longer than the model: as if it were not there for the others."""
     pairs = ["red\trot", "\trot", f"{'red ' * 99}\trot", f"red\t{'rot ' * 99}", "\t", "red\trot"]
     data = tmp_path / "pairs.tsv"

@@ -38,6 +38,13 @@ def test_runs_and_results_in_one_picture(finished: Run, tmp_path: Path, drawn: l
     assert {record["kind"] for record in curves["finished"]} >= {"train", "evaluation"}
 
 
+@pytest.mark.parametrize("name", ["multi30k_en_de", "attention", "scaling"])
+def test_results_of_the_project(name: str, tmp_path: Path, drawn: list[Any]) -> None:
+    main(["plot", f"results/{name}.json", "-o", str(tmp_path / "x.svg")])
+    assert (tmp_path / "x.svg").read_text("utf-8").startswith("<?xml")
+    assert drawn[0]
+
+
 def test_bad_input(finished: Run, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     (tmp_path / "list.json").write_text("[1]", "utf-8")
     (tmp_path / "other.json").write_text('{"a": 1}', "utf-8")

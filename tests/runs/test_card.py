@@ -115,9 +115,7 @@ def test_a_row_trains_with_files_elsewhere_and_other_versions_if_any_will_do(
     assert trained.provenance["versions"]["jax"] == here
 
 
-def test_a_card_decides_how_the_run_starts(
-    path: Path, finished: Run, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_card_gives_the_start(path: Path, finished: Run, tmp_path: Path, capsys: Capture) -> None:
     other = f"--init-from={finished.folder}"
     line = error_line(["train", f"--from-card={path}", f"--run={tmp_path / 'r'}", other], capsys)
     assert f"card {path}: the run starts with random parameters; leave out {other}" in line
@@ -165,9 +163,7 @@ BAD: list[tuple[Edit, str]] = [
 
 
 @pytest.mark.parametrize(("edit", "message"), BAD)
-def test_bad_cards_are_one_line(
-    path: Path, edit: Edit, message: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_bad_cards(path: Path, edit: Edit, message: str, tmp_path: Path, capsys: Capture) -> None:
     bad = edited(path, edit)
     line = error_line(["train", f"--from-card={bad}", f"--run={tmp_path / 'r'}"], capsys)
     assert f"card {bad}: " in line

@@ -69,9 +69,7 @@ def test_a_run_that_cannot_be_made_leaves_nothing(fixtures: Path, place: AnyPath
 
 
 @pytest.mark.parametrize("moment", ["tokenizer.save", "_write"])
-def test_a_run_killed_in_the_making_is_made_anew(
-    moment: str, fixtures: Path, tmp_path: Path
-) -> None:
+def test_a_run_killed_in_making_is_made_anew(moment: str, fixtures: Path, tmp_path: Path) -> None:
     """As by SIGKILL, before the first or before the last file is written."""
     folder = tmp_path / "r"
     code = f"""

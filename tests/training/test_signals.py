@@ -75,9 +75,7 @@ def at_once() -> None:
 @pytest.mark.parametrize(
     ("arrive", "first"), [(soon_again, signal.SIGTERM), (at_once, signal.SIGINT)]
 )
-def test_two_signals_at_a_time_are_a_single_request(
-    arrive: Callable[[], None], first: signal.Signals
-) -> None:
+def test_two_signals_are_one_request(arrive: Callable[[], None], first: signal.Signals) -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
     try:

@@ -176,9 +176,7 @@ def test_a_corpus_that_is_named_twice_is_counted_whole(tiny_config: Config, tmp_
 
 
 @pytest.mark.long
-def test_more_steps_go_on_from_the_end(
-    tiny_config: Config, tmp_path: Path, finished: run.Run
-) -> None:
+def test_more_steps_continue_a_run(tiny_config: Config, tmp_path: Path, finished: run.Run) -> None:
     """Also under another search, which the run then has, and with a peak for the utilization."""
     train(changed(tiny_config, train={"steps": 8}), tmp_path / "r")
     other = changed(tiny_config, decode={"beam": 2}, execution={"peak_tflops": 0.5})
@@ -522,9 +520,7 @@ def test_a_deterministic_run_asks_the_compiler_for_it(
 
 
 @pytest.mark.long
-def test_the_first_development_corpus_chooses_and_by_loss_if_told(
-    tiny_config: Config, tmp_path: Path
-) -> None:
+def test_the_first_development_corpus_chooses_by_loss(tiny_config: Config, tmp_path: Path) -> None:
     dev = (*tiny_config.data.dev, write_pairs(tmp_path, "other", 8, 3))
     options = {"best": "loss", "evaluate_every": 3}
     trained = train(changed(tiny_config, data={"dev": dev}, train=options), tmp_path / "r")
