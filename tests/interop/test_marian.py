@@ -53,7 +53,8 @@ def assert_same_logits(imported: Any, oracle: Oracle, sources: Sequence[list[int
     np.testing.assert_allclose(output.logits[..., to_target], wanted, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("direction", ["enpt", pytest.param("pten", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("direction", ["enpt", "pten"])
 def test_logits_of_firefox(direction: str) -> None:
     model = firefox(direction)
     encode = sentencepiece.SentencePieceProcessor(str(next(model.glob("*.spm")))).encode
