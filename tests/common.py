@@ -37,6 +37,11 @@ from transformer_jax.training.oracles import decode_steps, gradient_errors, rand
 from transformer_jax.training.step import Averages, LossFn, LossSums
 from transformer_jax.types import Batch, Params
 
+Capture = pytest.CaptureFixture[str]
+Log = pytest.LogCaptureFixture
+Patch = pytest.MonkeyPatch
+"""Types of pytest's fixtures, so that signatures are short."""
+
 VOCABULARY = 11
 LENGTHS = [(7, 6), (3, 2), (1, 4), (5, 1)]
 """Of four pairs: source, target."""
@@ -264,7 +269,7 @@ def reversing_config(folder: Path) -> Config:
 changed = Config.changed
 
 
-def error_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def error_line(arguments: list[str], capsys: Capture) -> str:
     """The one line on standard error in which a command ends, with status 2."""
     with pytest.raises(SystemExit) as stop:
         main(arguments)

@@ -1,7 +1,6 @@
 """The config: strict, validated, JSON in and out; every file in configs/ loads."""
 
 import json
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -79,7 +78,6 @@ BAD = [
     ({"model": {"dropout": float("nan")}}, "model.dropout=nan: must be a finite number"),
     ({"model": {"dropout": 10**400}}, "model.dropout=10+: must be a finite number"),
     ({"decode": {"alpha": 1e39}}, "alpha=1e\\+39: must be a finite number, below 2"),
-    ({"train": {"minutes": math.inf}}, "minutes=inf: must be a finite number"),
     ({"model": {"heads": 7}}, "model.heads=7: must be a divisor of model.d_model=512, such as 8"),
     ({"model": {"d_ff": -1}}, "model.d_ff=-1: must be above 0"),
     ({"model": {"dropout": 1.0}}, "model.dropout=1.0: must be at least 0 and below 1"),
@@ -114,7 +112,6 @@ BAD = [
         {"tokenizer": {"kind": "word", "sampling": 0.1}},
         "tokenizer.sampling=0.1: must be 0 for tokenizer.kind=word",
     ),
-    ({"tokenizer": {"sampling": -0.1}}, "tokenizer.sampling=-0.1: must be at least 0"),
     (
         {"model": {"dropout": 0.0}, "optimizer": {"r_drop": 5.0}},
         "optimizer.r_drop=5.0: must be 0 where model.dropout=0: it compares",
@@ -228,7 +225,6 @@ def test_seeds_are_not_cut_to_32_bits(section: str, value: int) -> None:
         ("tokenizer", {"sampling": 0.1}, ""),
         ("train", {"steps": 3}, ""),
         ("model", {"layers": 2, "decoder_layers": 6}, "model.layers=2: must be 6"),
-        ("model", {"decoder_layers": 2}, "model.decoder_layers=2: must be 6"),
         ("model", {"kv_heads": 2}, "model.kv_heads=2: must be 8"),
         ("model", {"d_ff": 64, "norm": "pre"}, "model.d_ff=64: must be 2048; model.norm='pre': m"),
         (
@@ -236,9 +232,7 @@ def test_seeds_are_not_cut_to_32_bits(section: str, value: int) -> None:
             {"positions": "learned", "max_length": 9},
             "model.positions='learned': must be 'sinusoidal'",
         ),
-        ("model", {"activation": "silu"}, "model.activation='silu': must be 'relu'"),
         ("tokenizer", {"vocabulary": 4000}, "tokenizer.vocabulary=4000: must be 8000"),
-        ("tokenizer", {"kind": "unigram"}, "tokenizer.kind='unigram': must be 'bpe'"),
         ("tokenizer", {"symbols": ("<x>",)}, "tokenizer.symbols=('<x>',): must be ()"),
     ],
 )

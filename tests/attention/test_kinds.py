@@ -197,6 +197,7 @@ def test_gathered_windows_are_those_of_all_scores(score: str) -> None:
     assert_gradients_close(grads, wanted_grads, 1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("gathered")
 def test_gathered_windows_with_padding_packing_and_steps() -> None:
     kind = gathering()

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from common import error_line
+from common import Capture, Patch, error_line
 
 from transformer_jax.attention import Mask
 from transformer_jax.benchmark import attention, attention_report, pytorch, timing
@@ -44,7 +44,7 @@ def narrow(query, key, value, mask, *, bias, dropout):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def quick(monkeypatch: Patch, tmp_path: Path) -> None:
     """Few samples, without PyTorch, in a folder with a module of the user's."""
     monkeypatch.setattr(timing, "SAMPLE_S", 1e-4)
     monkeypatch.setattr(attention, "MAX_SAMPLES", 2)
@@ -58,9 +58,7 @@ def bench(*arguments: str) -> None:
     main(["bench", "attention", *SMALL, *arguments])
 
 
-def test_kernels_are_measured_and_a_wrong_one_is_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kernels_are_measured_and_a_wrong_one_is_found(tmp_path: Path, capsys: Capture) -> None:
     kernels = ["--kernels", "auto", "blockwise", "my_kernels:twice", "my_kernels:nan"]
     bench("--lengths=8", "--masks=causal", *kernels, "--out", "made/x", "--dump", "hlo")
     lines = capsys.readouterr().out.splitlines()
@@ -92,7 +90,7 @@ def test_kernels_are_measured_and_a_wrong_one_is_found(
 
 
 def test_a_case_that_does_not_fit_is_reported_and_the_others_are_measured(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(devices, "usable_host_memory", lambda: 40_000)
     bench("--lengths", "16", "512", "--kernels", "reference", "--masks", "full")
@@ -104,7 +102,7 @@ def test_a_case_that_does_not_fit_is_reported_and_the_others_are_measured(
 
 
 def test_scores_that_do_not_fit_are_found_where_a_library_holds_them(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: Capture, monkeypatch: Patch
 ) -> None:
     scores = 4 * 8 * 512 * 512
     monkeypatch.setattr(devices, "usable_host_memory", lambda: scores)
@@ -117,7 +115,7 @@ def test_scores_that_do_not_fit_are_found_where_a_library_holds_them(
 
 
 def test_a_kernel_that_fails_is_reported_and_the_others_are_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     compile_kernel = attention.compile_kernel
 
@@ -154,9 +152,7 @@ def test_matmuls_of_long_sentences_need_little_memory(length: int) -> None:
         ("positional", "kernel 'my_kernels:positional': TypeError: "),
     ],
 )
-def test_a_kernel_that_cannot_be_called_is_one_line(
-    kernel: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_kernel_that_cannot_be_called(kernel: str, words: str, capsys: Capture) -> None:
     command = ["bench", "attention", *SMALL, "--lengths=8", f"--kernels=my_kernels:{kernel}"]
     assert words in error_line(command, capsys)
 
@@ -176,7 +172,7 @@ PACKED = Mask(SEGMENTS, key_segments=SEGMENTS)
     ids=["none", "causal", "window", "packed", "packed causal window"],
 )
 def test_the_exact_output_is_that_of_the_formula_and_has_the_exact_gradients(
-    mask: Mask | None, monkeypatch: pytest.MonkeyPatch
+    mask: Mask | None, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(exact_module, "ROWS", 4)  # of scores at a time, two for each query
     visible = None if mask is None else np.asarray(mask.dense(5, 5))[:, 0]

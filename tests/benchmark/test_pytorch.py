@@ -124,7 +124,7 @@ def test_a_worker_that_fails_is_reported() -> None:
     assert kernel["ratio_to_torch"] is None
 
 
-@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("mask", [pytest.param("full", marks=pytest.mark.long), "causal"])
 def test_pytorch_computes_the_same_attention(mask: str) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed (the extra `peers`)")
     with pytorch.worker({}) as ask:

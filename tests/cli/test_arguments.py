@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from common import error_line, flat
+from common import Capture, Patch, error_line, flat
 
 from transformer_jax import __version__
 from transformer_jax.cli.arguments import ConfigArguments, options_of, parse, split_config
@@ -52,7 +52,7 @@ def test_fields_are_set_from_the_command_line() -> None:
         ConfigArguments(None, []).resolve()
 
 
-def test_help_config_shows_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_config_shows_every_field(capsys: Capture) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["train", "--help-config"])
     assert stop.value.code == 0
@@ -62,9 +62,7 @@ def test_help_config_shows_every_field(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_options_that_are_listed_are_those_that_are_accepted(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_options_that_are_listed_are_accepted_ones(command: str, capsys: Capture) -> None:
     kind, _ = COMMANDS[command]
     with pytest.raises(SystemExit):
         main([*command.split(), "--help"])
@@ -74,7 +72,7 @@ def test_the_options_that_are_listed_are_those_that_are_accepted(
     assert {*options_of(kind), "--help"} == {*shown, *config, *short}
 
 
-def test_options_of_other_commands_are_not_proposed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_other_commands_are_not_proposed(capsys: Capture) -> None:
     assert "--config" not in error_line(["average", "--run=r", "--out=o", "--xyzzy"], capsys)
     assert "--sources" not in error_line(["plot", "--output=o", "r", "--xyzzy"], capsys)
 
@@ -86,9 +84,7 @@ def test_options_that_append_may_be_given_again() -> None:
     )
 
 
-def test_home_is_found_in_options(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_home_is_found_in_options(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert f"run {tmp_path}/runs/a: no such folder" in error_line(
         ["translate", "--run=~/runs/a"], capsys
@@ -98,9 +94,7 @@ def test_home_is_found_in_options(
     assert f"{tmp_path}/a.en: No such file" in error
 
 
-def test_a_stored_config_is_read_as_what_it_is(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stored_config_is_read_as_such(finished: Run, tmp_path: Path, capsys: Capture) -> None:
     stored = finished.folder / "config.json"
     copy = tmp_path / "mine.JSON"
     copy.write_bytes(stored.read_bytes())
@@ -127,11 +121,7 @@ def test_a_stored_config_is_read_as_what_it_is(
 
 @pytest.mark.parametrize("command", ["train --run=r", "inspect", "check"])
 def test_a_kernel_that_a_json_file_names_is_not_imported(
-    command: str,
-    finished: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: str, finished: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("evil.py").write_text("open('trace', 'w')")
@@ -146,7 +136,7 @@ def test_a_kernel_that_a_json_file_names_is_not_imported(
     assert arguments.resolve().execution.kernel == "auto"
 
 
-def test_versions_are_those_of_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+def test_versions_are_those_of_a_report(capsys: Capture) -> None:
     main(["--version"])
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["transformer-jax"] == __version__

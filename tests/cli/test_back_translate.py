@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from common import changed, error_line
+from common import Capture, Patch, changed, error_line
 
 from transformer_jax.cli.main import main
 from transformer_jax.config import Config
@@ -43,18 +43,10 @@ def with_pairs(command: list[str], pairs: str) -> list[str]:
     return [*others, f"--pairs={pairs}"]
 
 
-def test_it_writes_pairs_and_continues_when_it_was_interrupted(
-    command: list[str],
-    reverse: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Lines that were left out are not translated again."""
+def test_it_writes_pairs(command: list[str], reverse: Run, tmp_path: Path, capsys: Capture) -> None:
     lines = ["rot grün", "", "  ", "klein\talt", "neu neu blau"]
     (tmp_path / "x.de").write_text("\n".join(lines) + "\n", "utf-8")
-    text, translate, firsts = f"--text={tmp_path / 'x.de'}", Translator.translate, []
-    main([*command, text])
+    main([*command, f"--text={tmp_path / 'x.de'}"])
     pairs = list(Corpus(f"{tmp_path / 'x.tsv'}").pairs())
     assert [target for _, target in pairs] == ["rot grün", "klein alt", "neu neu blau"]
     decode = replace(reverse.config.decode, min_length=1)
@@ -63,31 +55,10 @@ def test_it_writes_pairs_and_continues_when_it_was_interrupted(
     assert capsys.readouterr().err.endswith("3 pairs; 2 lines left out: blank, or so translated\n")
     same = [each.replace("x.tsv", "x.de") for each in command]
     assert "x.de: is also an input" in error_line([*same, f"--text={tmp_path / 'x.de'}"], capsys)
-    whole = (tmp_path / "x.tsv").read_text("utf-8")
-    (tmp_path / "x.tsv").unlink()
-
-    def interrupted(self: Translator, texts: list[str], *rest: Any, **options: Any) -> Any:
-        firsts.append(options["first"])
-        if len(firsts) == 3:
-            raise KeyboardInterrupt
-        return translate(self, texts, *rest, **options)
-
-    monkeypatch.setattr(Translator, "translate", interrupted)
-    monkeypatch.setattr("transformer_jax.decoding.translator.WINDOW", 2)
-    with pytest.raises(SystemExit):
-        main([*command, text])
-    assert not (tmp_path / "x.tsv").exists()
-    main([*command, text])
-    assert firsts == [1, 3, 5, 5]
-    assert (tmp_path / "x.tsv").read_text("utf-8") == whole
-    assert {path.name for path in tmp_path.iterdir()} == {"x.de", "x.tsv"}
-    assert capsys.readouterr().err.endswith(
-        "1 further pairs; 0 lines left out: blank, or so translated\n"
-    )
 
 
 def test_another_direction(
-    command: list[str], tiny_config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: list[str], tiny_config: Config, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "x.en").write_text("red green\n", "utf-8")
     german, english = tiny_config.data.dev[0].split(",")[::-1]
@@ -98,7 +69,7 @@ def test_another_direction(
 
 
 def test_another_language(
-    command: list[str], tiny_config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: list[str], tiny_config: Config, tmp_path: Path, capsys: Capture
 ) -> None:
     """The sources are right, and the letters are those of the language of the run."""
     english, german = (Path(name) for name in tiny_config.data.train[0].split(","))
@@ -128,8 +99,8 @@ def test_bad_text_writes_nothing(
     message: str,
     command: list[str],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Patch,
+    capsys: Capture,
 ) -> None:
     def translate(*_: object, **__: object) -> list[str]:
         raise AssertionError("before it has found the mistake")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from common import error_line
+from common import Capture, Patch, error_line
 from object_store import Bucket
 
 from tools.common import config_file
@@ -40,9 +40,7 @@ def edit_config(folder: Path, change: Callable[[Any], Any]) -> str:
 
 
 @pytest.fixture
-def nothing_written(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+def nothing_written(bucket: Bucket, tmp_path: Path, monkeypatch: Patch) -> Iterator[None]:
     """Makes an empty folder the current one. In the end it is empty, and the bucket as before."""
     monkeypatch.chdir(tmp_path)
     objects = dict(bucket.objects)
@@ -67,42 +65,24 @@ REFUSED = [
     (f"{BENCH} --config.model.layers=2", "--config: bench attention has no config"),
     # What is near to what is known
     ("translate --run=x --bean=3", "did you mean --beam?"),
-    ("translate --run=x --n-bes=2", "did you mean --n-best?"),
     ("train --run=x --confg=y", "did you mean --config?"),
-    ("train --run=x --imports=y", "did you mean --import?"),
-    ("evaluate --run=x --alfa=1", "did you mean --alpha?"),
-    ("bench attention --head-sizes=1", "did you mean --head-size?"),
-    (f"{PLAN} --config.model.cross-attention.score=additiv", "unknown; did you mean additive?"),
     (f"{PLAN} --config.model.cross-attention.kind=local", "unknown; did you mean local-"),
-    (f"{PLAN} --config.optimizer.schedule=lineer", "unknown; did you mean linear?"),
-    (f"{PLAN} --config.model.activation=swigluu", "unknown; did you mean swiglu?"),
     (f"{PLAN} --config.execution.kernel=blockwis", "unknown; did you mean blockwise?"),
     # What is given again
     (f"{TRAIN} --config.data.train A --config.data.train B", f"--config.data.train{AGAIN}"),
     (f"{TRAIN} --config.data.max_ratio=2 --config.data.max-ratio=3", AGAIN),
     (f"{TRAIN} --run=s", AGAIN),
-    ("translate --run=r --output=a --output b", AGAIN),
-    ("translate --run=r --n-best=2 --n_best=2", AGAIN),
-    ("evaluate --run=r --data a --data b", AGAIN),
     ("attention --run=r -o a --output=b sentence", AGAIN),
-    ("plot r -o a.svg -o b.svg", AGAIN),
     ("translate --run=r --input=- --prefix=-", f"-{SHARED}"),
     ("translate --run=r --input=/dev/stdin --phrases=-", f"-{SHARED}"),
     ("translate --run=r --input=/dev/fd/63 --prefix=/dev/fd/63", f"/dev/fd/63{SHARED}"),
     # Training
-    (f"{SMALL} --config.data.train no-such.en,no-such.de", "no-such.en: No such file"),
-    (f"{SMALL} --config.data.train a.tsv", "a.tsv: line 2"),
     (f"{SMALL} --config.tokenizer.vocabulary=20000", "tokenizer.vocabulary=20000"),
     (f"{SMALL} --config.tokenizer.models a.tsv", "tokenizer a.tsv: not a SentencePiece model"),
-    (f"{SMALL} --config.model.heads=3", "model.heads=3: must be a divisor of model.d_model=16"),
-    (f"{SMALL} --config.data.batch-tokens=16", "data.batch_tokens=16: must be at least"),
     (f"{SMALL} --config.model.decoder-start-id=5000", "decoder_start_id=5000: must be below the"),
     (f"{SMALL} --config.optimizer.frozen encoder norm", "optimizer.frozen='norm': matches no"),
-    (f"{SMALL} --init-from=nothing", "no such folder"),
     (f"{SMALL} --init-parts encoder", "--init-parts=encoder: needs --init-from"),
-    (f"{SMALL} --config.train.decode-every=0", "train.decode_every=0: must be above 0"),
     (f"{SMALL} --config.train.decode-every=None", "must be a number where train.best='bleu'"),
-    (f"{SMALL} --config.train.dev-lines=0", "train.dev_lines=0: must be above 0"),
     (f"{SMALL} --metric=builtins:zip", "--metric zip: returns <zip object at"),
     (f"{SMALL} --metric=math:fsum", "--metric 'math:fsum': TypeError:"),
     (
@@ -121,7 +101,6 @@ REFUSED = [
     (f"{TRAIN} --config.mesh.data=0", "mesh.data=0: must be above 0, or -1"),
     (f"{TRAIN} --config.mesh.pipeline=2", "mesh.pipeline=2; known: data, fsdp, tensor"),
     (f"{TRAIN} --config.mesh.tensor=8", "mesh.tensor=8: must divide model.heads=4"),
-    (f"{PLAN} --config.mesh.tensor=16 --devices=16", "mesh.tensor=16: must divide model.heads=4"),
     (f"{PLAN} --config.mesh.fsdp=4 --devices=6", "needs a multiple of 4 devices, not 6"),
     (f"{PLAN} --devices=0", "--devices=0: must be at least 1"),
     (f"{PLAN} --devices=64 --compile", "--devices=64: there are 8 here to compile for; leave out"),
@@ -129,7 +108,6 @@ REFUSED = [
     (f"{PLAN} --topology=v5e:3x3", "topology v5e:3x3: "),
     (f"{TRAIN} --processes=0", "--processes=0: must be at least 1"),
     (f"{TRAIN} --processes=2 --coordinator=a:1", "--processes: starts its own coordinator; leave"),
-    (f"{TRAIN} --processes=2 --process=0/2", "--processes: starts its own coordinator; leave out"),
     (f"{TRAIN} --coordinator=a", "--coordinator=a: must be HOST:PORT or auto"),
     (f"{TRAIN} --coordinator=a:1", "--coordinator=a:1: needs --process=I/N, too"),
     (f"{TRAIN} --process=0/2", "--process=0/2: needs --coordinator=HOST:PORT"),
@@ -137,19 +115,15 @@ REFUSED = [
     (f"{TRAIN} --coordinator=a:1 --process=1", "=1: must be I/N with I from 0 to N - 1"),
     # Translation
     ("evaluate --run=RUN --show=-1", "--show=-1: must be at least 0"),
-    ("evaluate --run=RUN --language=xx", "--language=xx: must be one of as, bn"),
-    ("translate --run=RUN --input=no-such.txt", "no-such.txt: No such file"),
     ("translate --run=RUN --output=x.gz", "--output=x.gz: is written as plain text; name it"),
-    (f"{SEARCH}.beam=4 --config.decode.n-best=9", "n_best=9: must be at most decode.beam=4"),
     (f"{SEARCH}.sample=True --config.decode.top-p=0", "top_p=0.0: must be above 0 and at most 1"),
-    (f"{SEARCH}.top-k=3", "decode.top_k=3: must be left out without decode.sample=true"),
     (f"{SEARCH}.temperature=0", "decode.temperature=0.0: must be above 0"),
+    (f"{SEARCH}.top-k=3", "decode.top_k=3: must be left out without decode.sample=true"),
     (f"{SEARCH}.min-length=9 --config.decode.max-length=9", "must be below decode.max_length=9"),
     (f"{SEARCH}.min-length=32", "decode.min_length=32: must be below model.max_length=32"),
     (f"{SEARCH}.suppress=</s>", "decode.suppress: must not hold the end symbol </s>"),
     # Pictures and measurements
     (f"{VIEW} x.doc", "unknown format; name a file that ends with .html, .svg,"),
-    (f"{VIEW} no/x.html", "no/x.html"),
     (f"{VIEW} x.html --layer=last", "--layer last: must be LAYER"),
     (f"{VIEW} x.html --layer=9", "cross attention: layer 9: does not exist"),
     (f"{VIEW} x.html --run=r", "--run: given 2 times; name the run to look into"),
@@ -163,7 +137,6 @@ REFUSED = [
     (f"{BENCH} --kv-heads=0", "kv_heads=0: must be at least 1"),
     ("bench attention --lengths 0", "lengths=(0,): must be one or more numbers of at least 1"),
     (f"{BENCH} --masks full fulll", "fulll"),
-    (f"{BENCH} --leghts 8", "did you mean --lengths?"),
 ]
 """Commands and what is said of them; the words in capitals stand for files that there are."""
 
@@ -175,8 +148,8 @@ def test_a_bad_command_is_one_line_and_writes_nothing(
     finished: Run,
     tiny_config: Config,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Patch,
+    capsys: Capture,
 ) -> None:
     config = config_file(tiny_config, tmp_path / "config.py")
     files = {"QUICKSTART": Path("configs/quickstart.py").resolve(), "CONFIG": config}
@@ -188,9 +161,7 @@ def test_a_bad_command_is_one_line_and_writes_nothing(
     assert {path.name for path in tmp_path.iterdir()} == {"a.tsv", "config.py"}
 
 
-def test_control_characters_of_a_config_key_are_escaped(
-    copied: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_of_a_config_key_are_escaped(copied: Path, capsys: Capture) -> None:
     edit_config(copied, lambda config: config.update({RED: {}}))
     error = error_line(["translate", f"--run={copied}"], capsys)
     assert r"\x1b[31mred\x9b0m: unknown key" in error
@@ -199,7 +170,7 @@ def test_control_characters_of_a_config_key_are_escaped(
 
 
 def test_control_characters_of_shown_sentences_are_escaped(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     corpus = tmp_path / "dev.tsv"
     corpus.write_text(f"red {RED}\trot {RED}\n", "utf-8")
@@ -210,9 +181,7 @@ def test_control_characters_of_shown_sentences_are_escaped(
     assert not {"\x1b", "\x9b"} & set(shown)
 
 
-def test_an_old_best_checkpoint_is_not_averaged(
-    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_old_best_step_is_not_averaged(copied: Path, tmp_path: Path, capsys: Capture) -> None:
     """The run keeps two checkpoints, and the best one although it is old."""
     edit_config(copied, lambda config: config["train"].update(keep=2))
     steps = checkpoint.steps(copied / "checkpoints")
@@ -223,9 +192,7 @@ def test_an_old_best_checkpoint_is_not_averaged(
     assert f"average of steps {steps[-2]}, {steps[-1]}" in capsys.readouterr().out
 
 
-def test_a_stored_kernel_is_never_replaced_without_a_word(
-    copied: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stored_kernel_is_never_replaced_without_a_word(copied: Path, capsys: Capture) -> None:
     stored = edit_config(
         copied, lambda config: config["execution"].update(kernel="own_kernels:fast")
     )
@@ -239,9 +206,7 @@ def test_a_stored_kernel_is_never_replaced_without_a_word(
 
 
 @pytest.mark.long
-def test_the_cache_folder_of_another_machine_is_not_used(
-    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_cache_of_another_machine(copied: Path, tmp_path: Path, capsys: Capture) -> None:
     elsewhere = str(tmp_path / "elsewhere")
     edit_config(copied, lambda config: config["data"].update(cache=elsewhere))
     main(["evaluate", f"--run={copied}", "--beam=1"])
@@ -251,7 +216,7 @@ def test_the_cache_folder_of_another_machine_is_not_used(
 
 
 @pytest.mark.parametrize("arguments", ["--config a.py --config.model.layers=4 -h", "-h --config=a"])
-def test_help_is_help_beside_any_config(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_help_beside_any_config(arguments: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["train", *arguments.split()])
     assert not stop.value.code
@@ -259,9 +224,7 @@ def test_help_is_help_beside_any_config(arguments: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.long
-def test_a_run_translates_on_another_mesh(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_translates_on_another_mesh(finished: Run, tmp_path: Path, capsys: Capture) -> None:
     lines = tmp_path / "lines.en"
     lines.write_text("red green\nold\n", "utf-8")
     outputs = []
@@ -302,8 +265,8 @@ def test_object_storage_that_cannot_be_used_is_named(
     message: str,
     finished: Run,
     nothing_written: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Patch,
+    capsys: Capture,
 ) -> None:
     command = [*f"{option}={place}".split()]
     if command[0] == "train":
@@ -318,7 +281,7 @@ def test_object_storage_that_cannot_be_used_is_named(
 
 
 def test_what_needs_a_disk_is_refused_in_object_storage(
-    finished: Run, nothing_written: None, capsys: pytest.CaptureFixture[str]
+    finished: Run, nothing_written: None, capsys: Capture
 ) -> None:
     run, new = f"--run={finished.folder}", "--run=gs://bucket/runs/new"
     train, url = ["train", QUICKSTART], "gs://bucket/x"

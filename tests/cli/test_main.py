@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import sacrebleu
-from common import changed, error_line
+from common import Capture, Log, Patch, changed, error_line
 from object_store import Bucket
 
 from tools.common import config_file as write_config
@@ -26,7 +26,7 @@ from transformer_jax.attention import kinds, scores
 from transformer_jax.cli.commands import COMMANDS
 from transformer_jax.cli.common import text_output
 from transformer_jax.cli.main import main
-from transformer_jax.config import Config, DecodeConfig, from_json, to_json
+from transformer_jax.config import Config, DecodeConfig, from_json
 from transformer_jax.decoding.scoring import Scorer
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
@@ -47,9 +47,7 @@ def config_file(tiny_config: Config, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_fits_a_screen_and_shows_an_example(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_is_short_with_an_example(command: str, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as stop:
         main([*command.split(), "--help"])
@@ -60,9 +58,7 @@ def test_help_fits_a_screen_and_shows_an_example(
     assert f"transformer-jax {command} --" in text
 
 
-def test_a_message_that_is_wrapped_is_read_whole(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_that_is_wrapped_is_read_whole(capsys: Capture, monkeypatch: Patch) -> None:
     positions = "--config.model.positions=rotari"
     for width in range(40, 46):  # a message is wrapped, in another place at each
         monkeypatch.setenv("COLUMNS", str(width))
@@ -70,7 +66,7 @@ def test_a_message_that_is_wrapped_is_read_whole(
         assert near.endswith(f"argument '{positions.partition('=')[0]}'; did you mean rotary?")
 
 
-def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, finished: Run) -> None:
+def test_a_defect_keeps_its_traceback(monkeypatch: Patch, finished: Run) -> None:
     """Only errors of users become one line: a plain ValueError is a defect."""
 
     def broken(*_: Any) -> None:
@@ -81,7 +77,7 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, finished:
         main(["average", f"--run={finished.folder}", "--out=x"])
 
 
-def test_text_is_utf8_on_any_terminal(finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_utf8_on_any_terminal(finished: Run, monkeypatch: Patch) -> None:
     """Such as one with PYTHONIOENCODING=ascii."""
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
@@ -90,9 +86,7 @@ def test_text_is_utf8_on_any_terminal(finished: Run, monkeypatch: pytest.MonkeyP
     assert "grün" in written.getvalue().decode("utf-8")
 
 
-def test_training_from_the_command_line(
-    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_from_the_command_line(config_file: Path, tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / "run"
     command = ["train", f"--config={config_file}", "--run", str(folder), "--config.train.steps=4"]
     main([*command, "--profile=1"])
@@ -122,12 +116,9 @@ def report(record):
 """A module with a user's metric, whose first value is the best, and a reporter, which fails."""
 
 
+@pytest.mark.long
 def test_training_with_a_metric_and_a_reporter_of_ones_own(
-    tiny_config: Config,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    tiny_config: Config, tmp_path: Path, monkeypatch: Patch, capsys: Capture, caplog: Log
 ) -> None:
     """They are found in the current folder. The run continues with this metric only."""
     monkeypatch.chdir(tmp_path)
@@ -154,11 +145,7 @@ def test_training_with_a_metric_and_a_reporter_of_ones_own(
 
 @pytest.mark.parametrize("chosen", [False, True])
 def test_tensorboard_stays_with_the_run(
-    chosen: bool,
-    finished: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    chosen: bool, finished: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     folder = tmp_path / "run"
     shutil.copytree(str(finished.folder), folder)
@@ -183,9 +170,7 @@ def test_tensorboard_stays_with_the_run(
 
 
 @pytest.mark.long
-def test_train_py_continues_and_keeps_programs_in_the_users_cache(
-    config_file: Path, tmp_path: Path
-) -> None:
+def test_train_py_continues_and_keeps_its_programs(config_file: Path, tmp_path: Path) -> None:
     """In processes of their own, at whose end TensorBoard's events are written too."""
     folder, cache = tmp_path / "run", tmp_path / "cache"
     kept = {"XDG_CACHE_HOME": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
@@ -215,10 +200,7 @@ def test_train_py_continues_and_keeps_programs_in_the_users_cache(
 
 
 def test_a_run_to_start_from_gives_its_config(
-    finished: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    finished: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     configs: list[Config] = []
     monkeypatch.setattr(trainer, "train", lambda config, *_, **__: configs.append(config))
@@ -233,10 +215,7 @@ def test_a_run_to_start_from_gives_its_config(
 
 
 def test_translation_is_a_line_for_a_line_in_order(
-    finished: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    finished: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     lines = ["red old", "", "blue blue green", "  ", "new"]
     translator = Translator.load(finished.folder)
@@ -257,9 +236,7 @@ def test_translation_is_a_line_for_a_line_in_order(
     assert capsys.readouterr().out == "".join(f"{line}\n" for line in wanted)
 
 
-def test_translations_as_json(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_translations_as_json(finished: Run, tmp_path: Path, capsys: Capture) -> None:
     """A line for a line, with scores, tokens and the n best; the search is the one asked for."""
     source, prefix = tmp_path / "source", tmp_path / "prefix"
     source.write_text("red old\n\nblue new green\n")
@@ -287,9 +264,7 @@ def test_translations_as_json(
     assert not (tmp_path / "out").exists()
 
 
-def test_options_of_the_search_are_checked_together(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_of_the_search_together(finished: Run, tmp_path: Path, capsys: Capture) -> None:
     """Each alone would not fit the run's beam of 4, or of the other option."""
     (tmp_path / "source").write_text("red\n")
     command = ["translate", f"--run={finished.folder}", f"--input={tmp_path / 'source'}", "--json"]
@@ -302,10 +277,7 @@ def test_options_of_the_search_are_checked_together(
 
 
 def test_an_interrupted_file_is_continued(
-    finished: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    finished: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """After the whole lines that are there, if the text, the run and the search are the same."""
     lines = ["red old", "", "blue", "new", "green"]
@@ -343,9 +315,7 @@ def test_an_interrupted_file_is_continued(
     assert {path.name for path in tmp_path.iterdir()} == {"in", "prefix", "out"}
 
 
-def test_a_part_is_written_by_one_process(
-    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_process_writes_a_part(finished: Run, tmp_path: Path, monkeypatch: Patch) -> None:
     with text_output(str(tmp_path / "out"), lambda: 1) as (write, count):
         assert count == 0
         write("one")
@@ -356,9 +326,7 @@ def test_a_part_is_written_by_one_process(
     assert (tmp_path / "out").read_text() == "one\n"
 
 
-def test_lines_before_a_damaged_one_are_translated(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_before_a_damaged_line(finished: Run, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "source").write_bytes(b"red old\nblue\nt\xe4\nnew\n")
     with pytest.raises(SystemExit):
         main(
@@ -445,10 +413,7 @@ def test_a_pipe_is_translated_as_lines_arrive_and_may_be_closed(finished: Run) -
 
 
 def test_a_long_line_is_translated_in_parts_or_cut_with_a_warning(
-    finished: Run,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
+    finished: Run, tmp_path: Path, caplog: Log, capsys: Capture
 ) -> None:
     (tmp_path / "input").write_text(f"red\n{'red old. ' * 20}\n")
     command = ["translate", f"--run={finished.folder}", f"--input={tmp_path / 'input'}", "--json"]
@@ -469,7 +434,7 @@ def test_a_long_line_is_translated_in_parts_or_cut_with_a_warning(
 
 @pytest.mark.parametrize("command", ["translate --input=X", "evaluate --data X,X"])
 def test_translations_that_stop_at_their_greatest_length_are_counted(
-    command: str, finished: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    command: str, finished: Run, tmp_path: Path, caplog: Log
 ) -> None:
     (tmp_path / "x").write_text("red old new\n\nblue\n")
     options = command.replace("X", str(tmp_path / "x")).split()
@@ -486,9 +451,7 @@ def test_translations_that_stop_at_their_greatest_length_are_counted(
         "evaluate --baseline=X",
     ],
 )
-def test_inputs_are_not_written_over(
-    command: str, finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_input_is_replaced(command: str, finished: Run, tmp_path: Path, capsys: Capture) -> None:
     text = "".join(f"{side}\n" for _, side in Corpus(finished.config.data.dev[0]).pairs())
     (tmp_path / "x").write_text(text)
     (tmp_path / "link").symlink_to(tmp_path / "x")
@@ -499,9 +462,7 @@ def test_inputs_are_not_written_over(
     assert (tmp_path / "x").read_text() == text
 
 
-def test_evaluation_prints_scores_and_signatures(
-    finished: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluation_prints_scores_and_signatures(finished: Run, capsys: Capture) -> None:
     command = ["evaluate", f"--run={finished.folder}", "--beam=1"]
     main([*command, "--language=de", "--show=2"])
     text = capsys.readouterr().out
@@ -517,7 +478,7 @@ def test_evaluation_prints_scores_and_signatures(
 
 
 def test_evaluation_takes_a_tokenizer_and_further_references(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     target = finished.config.data.dev[0].split(",")[1]
     short = tmp_path / "short"
@@ -540,10 +501,7 @@ def test_evaluation_takes_a_tokenizer_and_further_references(
 
 
 def test_evaluation_writes_translations_and_shows_the_worst(
-    finished: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    finished: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """On a terminal, with a bar on standard error; standard output holds the scores alone."""
     dev = Corpus(finished.config.data.dev[0])
@@ -575,7 +533,7 @@ def test_evaluation_writes_translations_and_shows_the_worst(
 
 @pytest.mark.long
 def test_searches_are_compared_in_one_table_and_with_a_baseline(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     data = finished.config.data.dev[0]
     count = len(Path(data.split(",")[0]).read_text().splitlines())
@@ -603,9 +561,7 @@ def test_searches_are_compared_in_one_table_and_with_a_baseline(
 
 
 @pytest.mark.long
-def test_pairs_are_scored_and_aligned(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pairs_are_scored_and_aligned(finished: Run, tmp_path: Path, capsys: Capture) -> None:
     source, target, phrases = (tmp_path / name for name in ("source", "target", "phrases"))
     source.write_text("red old\n\nblue new green\n")
     phrases.write_text("neu\n\nalt\tneu\n")
@@ -650,9 +606,7 @@ def test_pairs_are_scored_and_aligned(
     assert "has 3 lines and" in error_line(["score", run_option, pairs], capsys)
 
 
-def test_each_pair_has_a_line_also_if_it_has_no_score(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_pair_has_a_line_or_a_reason(finished: Run, tmp_path: Path, capsys: Capture) -> None:
     """Blank, or longer than the model: as if it were not there for the others."""
     pairs = ["red\trot", "\trot", f"{'red ' * 99}\trot", f"red\t{'rot ' * 99}", "\t", "red\trot"]
     data = tmp_path / "pairs.tsv"
@@ -682,12 +636,7 @@ def test_each_pair_has_a_line_also_if_it_has_no_score(
     assert first in error
 
 
-def test_averages_are_runs(
-    finished: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_averages_are_runs(finished: Run, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "average"
     main(["average", f"--run={finished.folder}", "--last=2", f"--out={out}"])
     assert "average of steps 8, 12" in capsys.readouterr().out
@@ -695,9 +644,6 @@ def test_averages_are_runs(
     command = ["average", f"--run={finished.folder}", f"--out={tmp_path / 'b'}"]
     assert "--last=0" in error_line([*command, "--last=0"], capsys)
     assert "7" in error_line([*command, "--steps", "7"], capsys)
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
-    assert "no space left in" in error_line(command, capsys)
     assert not (tmp_path / "b").exists()
 
 
@@ -713,11 +659,7 @@ def uploaded(finished: Run, bucket: Bucket) -> AnyPath:
 
 @pytest.mark.long
 def test_runs_in_object_storage_are_as_others(
-    finished: Run,
-    uploaded: AnyPath,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    finished: Run, uploaded: AnyPath, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """They are averaged, translate, and are shown and evaluated alike."""
     monkeypatch.setattr(planning, "usable_host_memory", lambda: 2**30)  # which changes
@@ -738,9 +680,7 @@ def test_runs_in_object_storage_are_as_others(
     assert "run gs://bucket/runs/average: is not empty" in again
 
 
-def test_inspection_says_what_a_run_takes(
-    finished: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspection_of_a_run(finished: Run, monkeypatch: Patch, capsys: Capture) -> None:
     main(["inspect", f"--run={finished.folder}", "--devices=64", "--config.mesh.fsdp=4"])
     text = capsys.readouterr().out
     for word in ("parameters", "of slots filled", "temporaries, MiB (estimated)"):
@@ -762,7 +702,7 @@ def test_inspection_says_what_a_run_takes(
     assert options == ["--config.optimizer.accumulate=2:", "--config.data.batch_tokens=128:"]
 
 
-def test_inspection_prints_json_alone(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspection_prints_json_alone(finished: Run, capsys: Capture) -> None:
     main(["inspect", f"--run={finished.folder}", "--config.data.train=gone\x1b.tsv", "--json"])
     text = capsys.readouterr().out
     assert from_json(json.loads(text)).model == finished.config.model
@@ -770,13 +710,13 @@ def test_inspection_prints_json_alone(finished: Run, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.long
-def test_inspection_compiles(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspection_compiles(finished: Run, capsys: Capture) -> None:
     main(["inspect", f"--run={finished.folder}", "--config.data.shapes=1", "--compile"])
     assert "compiled in, s" in capsys.readouterr().out
 
 
 def test_inspection_needs_no_data_for_what_the_run_holds(
-    fixtures: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    fixtures: Path, capsys: Capture, tmp_path: Path
 ) -> None:
     with pytest.raises(SystemExit):
         main(["inspect", f"--run={fixtures / 'run'}", "--config.data.train=gone.tsv"])
@@ -805,11 +745,9 @@ SCORES["own"] = SCORES["scaled_dot"]
 """
 
 
+@pytest.mark.long
 def test_a_module_of_ones_own_is_imported_on_the_command_line_only(
-    tiny_config: Config,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tiny_config: Config, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """A run stores the names of a kind, a score and a kernel, and loading it imports nothing."""
     (tmp_path / "own_attention.py").write_text(OWN_ATTENTION)
@@ -849,7 +787,7 @@ def forget() -> None:
 
 
 def test_a_kernel_is_looked_up_also_where_no_attention_needs_one(
-    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config_file: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     plain = [f"--config.model.{side}-attention.kind=plain" for side in ("encoder", "decoder")]
     training = ["train", f"--config={config_file}", f"--run={tmp_path / 'run'}", *plain]
@@ -885,9 +823,7 @@ def test_the_allocator_is_set_once_and_not_for_accelerators(tmp_path: Path) -> N
     assert allocator_of(tmp_path, JAX_PLATFORMS="cpu") == f"{ALLOCATOR} ['--x=1']\n"
 
 
-def test_bad_runs_are_error_line(
-    finished: Run, fixtures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_runs_are_error_line(finished: Run, tmp_path: Path, capsys: Capture) -> None:
     def message(folder: Path) -> str:
         return error_line(["translate", f"--run={folder}", "--input=/dev/null"], capsys)
 
@@ -898,22 +834,11 @@ def test_bad_runs_are_error_line(
     (tmp_path / "other" / "notes.txt").write_text("mine")
     assert "is not a run" in message(tmp_path / "other")
 
-    def damaged(name: str, content: bytes) -> str:
-        folder = Path(shutil.copytree(finished.folder, tmp_path / "damaged", dirs_exist_ok=True))
-        (folder / name).write_bytes(content)
-        return message(folder)
-
-    def edited(**values: Any) -> str:
-        contents = json.loads((Path(str(finished.folder)) / "config.json").read_text()) | values
-        del contents["sha256"]
-        return damaged("config.json", json.dumps(contents).encode())
-
-    assert "tokenizers=['a']: must be two" in edited(tokenizers=["a"])
-    wide = changed(finished.config, model={"d_ff": 64})
-    assert "ffn" in edited(config=to_json(wide))
-    other = (fixtures / "run" / "tokenizer.model").read_bytes()
-    swapped = "tokenizer.model: is damaged or is not the one that the run was trained with"
-    assert swapped in damaged("tokenizer.model", other)
+    edited = Path(shutil.copytree(finished.folder, tmp_path / "edited"))
+    contents = json.loads((edited / "config.json").read_text()) | {"tokenizers": ["a"]}
+    del contents["sha256"]
+    (edited / "config.json").write_text(json.dumps(contents))
+    assert "tokenizers=['a']: must be two" in message(edited)
     without = shutil.ignore_patterns("checkpoints")
     half = Path(shutil.copytree(finished.folder, tmp_path / "half", ignore=without))
     assert "no whole checkpoint yet" in message(half)

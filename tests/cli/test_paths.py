@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from common import changed, error_line, write_pairs
+from common import Capture, Patch, changed, error_line, write_pairs
 
 from tools.common import config_file
 from transformer_jax.cli.main import main
@@ -25,11 +25,9 @@ def odd(tmp_path: Path) -> Path:
     return tmp_path / ODD
 
 
+@pytest.mark.long
 def test_a_run_is_trained_continued_and_used_below_an_odd_folder(
-    odd: Path,
-    tiny_config: Config,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    odd: Path, tiny_config: Config, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(odd / "cache"))
     train, dev = write_pairs(odd, "train", 150, 1), write_pairs(odd, "dev", 20, 2)
@@ -80,10 +78,7 @@ def test_exports_are_written_below_an_odd_folder(odd: Path, finished: Run, forma
     ],
 )
 def test_names_that_are_not_utf8_are_refused(
-    command: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    command: str, capsys: Capture, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     name = os.fsdecode(b"caf\xe9.tsv")
     arguments = [word.replace("X", name) for word in command.split()]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from common import error_line
+from common import Capture, Patch, error_line
 
 from transformer_jax import plot
 from transformer_jax.cli.main import main
@@ -14,7 +14,7 @@ from transformer_jax.runs.run import Run
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def drawn(monkeypatch: Patch) -> list[Any]:
     """What `plot.training_curves` and `plot.lines` are called with."""
     calls: list[Any] = []
     for name in ("training_curves", "lines"):
@@ -45,12 +45,7 @@ def test_results_of_the_project(name: str, tmp_path: Path, drawn: list[Any]) -> 
     assert drawn[0]
 
 
-def test_bad_input(
-    finished: Run,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bad_input(finished: Run, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     (tmp_path / "list.json").write_text("[1]", "utf-8")
     (tmp_path / "other.json").write_text('{"a": 1}', "utf-8")
     (tmp_path / "damaged.json").write_text('{"evaluations": [1]}', "utf-8")

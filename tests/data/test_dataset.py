@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from common import Patch
 from corpus_files import MALFORMED, PAIRS, small_tokenizers, text_pair, write
 
 from transformer_jax.config import Config, TokenizerConfig
@@ -57,7 +58,7 @@ def test_bad_input_leaves_nothing_in_the_cache(tmp_path: Path, name: str) -> Non
     assert not list(tmp_path.glob("cache/*"))
 
 
-def test_ids_are_those_of_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_are_those_of_the_tokenizer(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(dataset, "_CHUNK", 3)
     pairs = [(f"{i} dogs", f"the {i}") for i in range(8)]
     first = text_pair(tmp_path, pairs)
@@ -131,7 +132,7 @@ def test_ragged_rows() -> None:
 
 
 @contextmanager
-def no_encoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_encoding(monkeypatch: Patch) -> Iterator[None]:
     """Any use of the tokenizer fails."""
 
     def fail(*_: object) -> None:
@@ -142,7 +143,7 @@ def no_encoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_text_is_tokenized_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_tokenized_once(tmp_path: Path, monkeypatch: Patch) -> None:
     name = text_pair(tmp_path, PAIRS[::3])
     first = tokenize(tmp_path, name)
     with no_encoding(monkeypatch):
@@ -153,9 +154,7 @@ def test_text_is_tokenized_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(list(tmp_path.glob("cache/*"))) == 1
 
 
-def test_other_text_tokenizer_or_options_are_other_entries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_text_or_options_are_other_entries(tmp_path: Path, monkeypatch: Patch) -> None:
     pairs = PAIRS[::3]
     name = text_pair(tmp_path, pairs)
     tokenize(tmp_path, name)
@@ -178,7 +177,7 @@ def test_other_text_tokenizer_or_options_are_other_entries(
     assert ids(other)[2] == ([*apart.source.encode("c"), EOS], [*apart.target.encode("c"), EOS])
 
 
-def test_another_corpus_is_tokenized_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_corpus_is_tokenized_alone(tmp_path: Path, monkeypatch: Patch) -> None:
     dogs = [(f"{i} dogs", "x" * i) for i in range(1, 8)]
     first, second = text_pair(tmp_path, PAIRS), write(tmp_path / "a.tsv", "a\tb\nc\td\n")
     third = write(tmp_path / "b.tsv", "".join(f"{a}\t{b}\n" for a, b in dogs))
@@ -200,7 +199,7 @@ def test_another_corpus_is_tokenized_alone(tmp_path: Path, monkeypatch: pytest.M
     assert mixed.lengths.longest().tolist() == np.max(lengths, axis=0).tolist()
 
 
-def test_the_cache_is_in_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_in_the_users_folder(tmp_path: Path, monkeypatch: Patch) -> None:
     name = text_pair(tmp_path, PAIRS)
 
     def entries(folder: str) -> int:
@@ -239,9 +238,7 @@ def wait_for_process_0(folder: Path, name: str) -> tuple[threading.Thread, list[
     return waiting, examples
 
 
-def test_other_processes_wait_for_process_0(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_processes_wait_for_process_0(tmp_path: Path, monkeypatch: Patch) -> None:
     name = text_pair(tmp_path, PAIRS)
     with monkeypatch.context() as patch:
         encode_all = Tokenizer.encode_all
@@ -260,17 +257,13 @@ def test_other_processes_wait_for_process_0(
     assert ids(tokenize(tmp_path, name, process_index=1)) == wanted
 
 
-def test_waiting_ends_when_process_0_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_ends_when_process_0_writes_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(dataset, "_PATIENCE", 0.3)
     with pytest.raises(ValueError, match=r"data\.cache=\S*cache: process 0 has written nothing"):
         tokenize(tmp_path, text_pair(tmp_path, PAIRS), process_index=1)
 
 
-def test_waiting_goes_on_while_process_0_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_goes_on_while_process_0_writes(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(dataset, "_PATIENCE", 0.8)
     name = text_pair(tmp_path, PAIRS)
     tokenize(tmp_path / "elsewhere", name)
@@ -287,7 +280,7 @@ def test_waiting_goes_on_while_process_0_writes(
     assert len(examples[0]) == 3
 
 
-def test_two_runs_may_build_the_same_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_may_build_the_same_entry(tmp_path: Path, monkeypatch: Patch) -> None:
     name = text_pair(tmp_path, PAIRS)
     write_files = entry._write_files
     inner: list[Examples] = []

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from common import Patch
 
 from transformer_jax.data import entry
 from transformer_jax.data.ragged import Ragged
@@ -69,7 +70,7 @@ def test_a_changed_file_is_found_by_its_digest(tmp_path: Path, file: str) -> Non
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("change", [-8, 8])
 def test_a_large_file_that_is_cut_or_too_long_is_found_without_reading_it(
-    tmp_path: Path, file: str, change: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, file: str, change: int, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(entry, "HASHED_BYTES", 0)
     path = tmp_path / NAMES[0]
@@ -106,9 +107,7 @@ def test_what_a_killed_process_has_left_is_swept(tmp_path: Path) -> None:
         assert left.name not in names
 
 
-def test_entries_that_are_not_used_make_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entries_that_are_not_used_make_room(tmp_path: Path, monkeypatch: Patch) -> None:
     for seconds, name in ((300, NAMES[0]), (200, NAMES[1])):
         write(tmp_path / name)
         for path in (tmp_path / name, *(tmp_path / name).iterdir()):

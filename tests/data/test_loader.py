@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from common import Patch
 from corpus_files import small_tokenizers
 
 from transformer_jax.config import Config, DataConfig, ModelConfig, TokenizerConfig, TrainConfig
@@ -155,9 +156,7 @@ LAYOUTS = [{}, {"packing": True}, {"shapes": 1}, {"batch_tokens": 5000}]
 
 @pytest.mark.parametrize("changes", LAYOUTS)
 @pytest.mark.parametrize("window", [65_536, 70])
-def test_every_pair_once_an_epoch(
-    changes: dict[str, Any], window: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_pair_once_an_epoch(changes: dict[str, Any], window: int, monkeypatch: Patch) -> None:
     monkeypatch.setattr(data, "CHUNK", window)
     loader = Loader(examples(), config(seed=3, **changes))
     wanted = Counter(pairs_of(examples()))
@@ -186,7 +185,7 @@ def test_every_pair_once_an_epoch(
 @pytest.mark.parametrize("changes", LAYOUTS[:2])
 @pytest.mark.parametrize("sampling", [0.0, 0.3])
 def test_batches_of_mixed_corpora_are_counted(
-    changes: dict[str, Any], sampling: float, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], sampling: float, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(data, "CHUNK", 25)
     mixed = dataclasses.replace(text_examples(), sizes=(50, 10))
@@ -233,7 +232,7 @@ def test_pairs_go_into_the_smallest_shape_or_fill_the_next() -> None:
 @pytest.mark.parametrize("changes", LAYOUTS[:2])
 @pytest.mark.parametrize("sampling", [0.0, 0.3])
 def test_batches_are_a_function_of_seed_and_position(
-    changes: dict[str, Any], sampling: float, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], sampling: float, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(data, "CHUNK", 25)
 
@@ -250,7 +249,7 @@ def test_batches_are_a_function_of_seed_and_position(
         assert same(take(make(5), 40 - done, whole[done - 1][0]), whole[done:])
 
 
-def test_resuming_reads_one_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_reads_one_window(monkeypatch: Patch) -> None:
     monkeypatch.setattr(data, "CHUNK", 70)
     loader = Loader(examples(), config())
     windows: list[int] = []
@@ -290,9 +289,7 @@ def test_devices_and_processes_only_add_and_share_rows(changes: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("changes", LAYOUTS[:2])
-def test_processes_share_the_sampling(
-    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_share_the_sampling(changes: dict[str, Any], monkeypatch: Patch) -> None:
     """Each pair is sampled once, lengths are gathered in the thread that takes batches, and the
     batches are those of one process. The last chunk has fewer pairs than there are processes."""
     monkeypatch.setattr(data, "CHUNK", 25)
@@ -353,7 +350,7 @@ def test_packing_puts_several_pairs_into_a_row() -> None:
     assert np.std(counts) < 0.3 * np.mean(counts)
 
 
-def test_sampled_batches_hold_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_batches_hold_the_same_text(monkeypatch: Patch) -> None:
     monkeypatch.setattr(data, "CHUNK", 25)
     loader = Loader(text_examples(), config(0.3))
     plain = pairs_of(text_examples())
@@ -373,9 +370,7 @@ def test_sampled_batches_hold_the_same_text(monkeypatch: pytest.MonkeyPatch) -> 
     assert max(len(source) for source, _ in first) <= max(len(source) for source, _ in plain)
 
 
-def test_a_pair_outside_the_first_window_may_be_the_longest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pair_outside_the_first_window_may_be_the_longest(monkeypatch: Patch) -> None:
     monkeypatch.setattr(data, "CHUNK", 25)
     encode = small_tokenizers().source.encode
     pair = (*encode("of number " * 6), EOS), (*encode("rebmun fo " * 6), EOS)
@@ -428,7 +423,7 @@ def test_development_sets_share_their_shapes() -> None:
 
 
 @pytest.mark.parametrize("changes", LAYOUTS[:2])
-def test_a_chunk_is_planned_once(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_is_planned_once(changes: dict[str, Any], monkeypatch: Patch) -> None:
     monkeypatch.setattr(data, "CHUNK", 70)
     planned: list[bytes] = []
 

@@ -84,16 +84,7 @@ def test_a_beam_as_wide_as_the_space_is_brute_force() -> None:
     np.testing.assert_allclose(found.scores[0], scores[order], rtol=1e-5)
 
 
-@pytest.mark.parametrize("beam", [pytest.param(1, marks=pytest.mark.long), 3])
-def test_an_ensemble_of_one_run_twice_is_that_run(finished: Run, beam: int) -> None:
-    decode = DecodeConfig(beam=beam)
-    one = Translator.load(finished.folder, decode=decode).stream(LINES)
-    two = Translator.load(finished.folder, finished.folder, decode=decode).stream(LINES)
-    for ours, theirs in zip(one, two, strict=True):
-        assert ours.text == theirs.text
-        np.testing.assert_allclose(ours.hypotheses[0].score, theirs.hypotheses[0].score, atol=1e-5)
-
-
+@pytest.mark.long
 def test_the_loss_of_an_ensemble_is_that_of_its_mean_probabilities(finished: Run) -> None:
     """In both orders."""
     (corpus,) = finished.config.data.dev

@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 import sacrebleu
+from common import Log, Patch
 
 from transformer_jax.config import BleuTokenizer, Config, TrainConfig
 from transformer_jax.decoding.evaluation import (
@@ -98,7 +99,7 @@ def test_the_tokenizer_of_bleu_is_a_choice_and_stands_in_the_signature() -> None
 
 @pytest.mark.parametrize("tokenize", ["ja-mecab", "ko-mecab"])
 def test_a_tokenizer_whose_packages_are_missing_is_refused(
-    tokenize: BleuTokenizer, monkeypatch: pytest.MonkeyPatch
+    tokenize: BleuTokenizer, monkeypatch: Patch
 ) -> None:
     module = import_module(f"sacrebleu.tokenizers.tokenizer_{tokenize.replace('-', '_')}")
     monkeypatch.setattr(module, "MeCab", None)
@@ -122,16 +123,14 @@ def test_a_tokenizer_whose_packages_are_missing_is_refused(
         ([], False),
     ],
 )
-def test_targets_without_spaces_are_said(
-    lines: list[str], warned: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_targets_without_spaces_are_said(lines: list[str], warned: bool, caplog: Log) -> None:
     warn_of_unspaced("x.tsv", lines, "zh")
     assert not caplog.text
     warn_of_unspaced("x.tsv", lines, "13a")
     assert ("x.tsv: most targets have no spaces" in caplog.text) == warned
 
 
-def test_blank_targets_are_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_blank_targets_are_said(caplog: Log) -> None:
     warn_of_unspaced("x.tsv", ["das Buch", " ", ""], "13a")
     assert "x.tsv: most targets are blank" in caplog.text
     assert "spaces" not in caplog.text

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from common import Patch
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding import ensemble, loop, strategies, translator
@@ -30,7 +31,7 @@ def translator_of(run: Run, tokens: int, **changes: Any) -> Translator:
 
 
 @pytest.fixture
-def merged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+def merged(monkeypatch: Patch) -> list[tuple[int, int]]:
     """The position of each merged batch, and the number of its rows that are missing."""
     resume, seen = loop.Loop._resume, []
 
@@ -48,7 +49,7 @@ def merged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     ("tokens", "changes"),
     [
         (128, {"beam": 2, "n_best": 2}),
-        (256, {"beam": 1}),
+        pytest.param(256, {"beam": 1}, marks=pytest.mark.long),
         pytest.param(128, {"sample": True, "seed": 1}, marks=pytest.mark.long),
     ],
 )
@@ -57,7 +58,7 @@ def test_merged_sentences_are_translated_as_if_alone(
     changes: dict[str, Any],
     finished: Run,
     merged: list[tuple[int, int]],
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     """In arrays that grow, and in batches with missing rows."""
     grown, grow_state = [], ensemble.grow_state
@@ -75,6 +76,7 @@ def test_merged_sentences_are_translated_as_if_alone(
     assert any(missing for _, missing in merged)
 
 
+@pytest.mark.long
 def test_batches_with_and_without_prefixes_are_merged_apart(
     finished: Run, merged: list[tuple[int, int]]
 ) -> None:
@@ -91,7 +93,7 @@ def test_batches_with_and_without_prefixes_are_merged_apart(
     assert merged
 
 
-def test_threads_compile_each_program_once(finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_compile_each_program_once(finished: Run, monkeypatch: Patch) -> None:
     """The threads that need the same one wait for it."""
     traced: Counter[Any] = Counter()
     make_phases, both = strategies.make_phases, threading.Barrier(2, timeout=60)
@@ -138,9 +140,7 @@ def test_a_search_is_cancelled_between_two_programs(finished: Run) -> None:
     assert one(LINES) == Translator.load(finished.folder, decode=decode, mesh=mesh)(LINES)
 
 
-def test_speed_is_measured_without_compilation(
-    finished: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_speed_is_measured_without_compilation(finished: Run, monkeypatch: Patch) -> None:
     loaded = translator_of(finished, 128, beam=2)
     loaded(LINES)
     compiling = loaded.compiling
@@ -162,7 +162,7 @@ def test_speed_is_measured_without_compilation(
     assert scored.scores["sentences_per_s"] == len(scored.outputs) / 2
 
 
-def test_an_interrupt_waits_for_no_program(finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_waits_for_no_program(finished: Run, monkeypatch: Patch) -> None:
     """Threads run programs meanwhile, and begin no other."""
     one = translator_of(finished, 64, beam=2)
     release, began, calls = threading.Event(), threading.Event(), []

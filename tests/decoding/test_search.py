@@ -286,7 +286,7 @@ def steps_of() -> Iterator[Any]:
         yield run
 
 
-@pytest.mark.parametrize("beams", [0, pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("beams", [*(pytest.param(n, marks=pytest.mark.long) for n in (0, 1)), 2])
 def test_search_stops_when_every_sentence_is_done(beams: int, steps_of: Any) -> None:
     stop = optimal_stopping(max(beams, 1))
     calls, outputs = steps_of(beams, [30, 30], stop)

@@ -82,17 +82,6 @@ def test_a_pod_ends_as_training_ends(ending: str, status: int, programs: Program
     assert options.run == "/shared/runs/base"
 
 
-def test_a_pod_that_is_told_to_end_is_not_finished(programs: Programs) -> None:
-    programs.add(
-        "transformer-jax", "trap 'kill %1; exit 143' TERM; touch {folder}/up; sleep 60 & wait"
-    )
-    pod = start_pod(0, {})
-    while not (programs.folder / "up").exists():
-        time.sleep(0.01)
-    pod.send_signal(signal.SIGTERM)
-    assert pod.wait(20) == 128 + signal.SIGTERM
-
-
 @pytest.mark.long
 def test_two_pods_stop_together_and_finish(
     tiny_config: Config, programs: Programs, tmp_path: Path

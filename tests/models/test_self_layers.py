@@ -1,6 +1,7 @@
 """Layers in the place of the decoder's self-attention: SSRU, and a running mean of one's own."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,18 +12,19 @@ from broken import Mean
 from common import assert_learns, assert_steps_are_teacher_forcing, build, changed, flat, tiny
 
 from transformer_jax.attention import Context, Mask
-from transformer_jax.config import AttentionConfig, Config, DecodeConfig
+from transformer_jax.config import AttentionConfig, DecodeConfig
 from transformer_jax.decoding.loop import Loop
 from transformer_jax.decoding.scheduler import Job
 from transformer_jax.decoding.scoring import Scorer
 from transformer_jax.decoding.search import Progress
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.models.make import check_model, check_packing
+from transformer_jax.models.make import check_model, check_packing, make_model
 from transformer_jax.models.ssru import SSRU
 from transformer_jax.parallel.mesh import make_mesh
+from transformer_jax.runs import run
 from transformer_jax.runs.run import Run
-from transformer_jax.training.trainer import train
+from transformer_jax.training.oracles import random_params
 
 CONFIG = tiny(layers=2, self_layer=Mean.__name__)
 
@@ -82,14 +84,8 @@ def test_ssru_and_its_gradient_are_those_of_a_loop() -> None:
             np.testing.assert_allclose(computed[index], (sums[0] - sums[1]) / 2e-6, atol=1e-5)
 
 
-@pytest.fixture(scope="module")
-def trained(tiny_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    model = {"self_layer": Mean.__name__, "attention_dropout": 0.0, "max_length": 64}
-    return train(changed(tiny_config, model=model), tmp_path_factory.mktemp("runs") / "mean")
-
-
 def test_a_beam_search_reorders_grows_and_regroups_its_state(
-    trained: Run, monkeypatch: pytest.MonkeyPatch
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In an ensemble, the log probabilities of long outputs are those of teacher forcing."""
     regrouped: list[int] = []
@@ -100,9 +96,13 @@ def test_a_beam_search_reorders_grows_and_regroups_its_state(
         return resume(loop, job)
 
     monkeypatch.setattr(Loop, "_resume", resumed)
+    model = {"self_layer": Mean.__name__, "attention_dropout": 0.0, "max_length": 64}
+    config, tokenizers = changed(finished.config, model=model), finished.tokenizers
+    params = random_params(make_model(config.model, *tokenizers.sizes))
+    run.create_with(params, 1, tmp_path / "mean", config, tokenizers, {})
     decode = DecodeConfig(beam=4, n_best=4, min_length=50, max_ratio=9.0, batch_tokens=256)
     mesh = make_mesh(devices=jax.devices()[:1])
-    translator = Translator.load(trained.folder, trained.folder, decode=decode, mesh=mesh)
+    translator = Translator.load(tmp_path / "mean", tmp_path / "mean", decode=decode, mesh=mesh)
     translations = translator(LINES)
     scorer = Scorer.like(translator)
     for line, translation in zip(LINES, translations, strict=True):

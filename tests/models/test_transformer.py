@@ -28,7 +28,6 @@ from common import (
 from jax import export
 
 from transformer_jax.attention import Context, Mask
-from transformer_jax.attention.positions import position_table, sinusoids
 from transformer_jax.config import BASE, ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.models.embedding import Embedding
@@ -126,23 +125,6 @@ def test_initial_values() -> None:
 def test_two_vocabularies_cannot_be_tied() -> None:
     with pytest.raises(ValueError, match=r"model\.tied='all': needs one vocabulary, not 13 and 17"):
         shapes_of(tiny(), 13, 17)
-
-
-def test_layout_halves_has_the_same_waves() -> None:
-    interleaved, halves = sinusoids(20, 8), sinusoids(20, 8, "halves")
-    np.testing.assert_array_equal(halves[:, :4], interleaved[:, 0::2])
-    np.testing.assert_array_equal(halves[:, 4:], interleaved[:, 1::2])
-
-
-def test_wavelengths_of_marian_end_at_10000() -> None:
-    """The loops of Marian's `sinusoidalPositionEmbeddings`."""
-    config = tiny(d_model=8, position_layout="halves", position_wavelengths="marian")
-    scale = math.log(10000) / (8 // 2 - 1)
-    for position, row in enumerate(position_table(config)):
-        for i in range(4):
-            angle = position * math.exp(i * -scale)
-            wanted = [math.sin(angle), math.cos(angle)]
-            np.testing.assert_allclose([row[i], row[4 + i]], wanted, atol=1e-6)
 
 
 # ----- forward and backward

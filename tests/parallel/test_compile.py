@@ -121,6 +121,7 @@ def test_meshes_and_executors_agree(
     np.testing.assert_allclose(results[1]["loss"], metrics[1]["loss"], rtol=1e-5)
 
 
+@pytest.mark.long
 def test_a_recurrence_on_a_mesh_has_the_same_gradient() -> None:
     gradients = [update("jit", config, 1, "packed", False, "ssru")[0] for config in (ALL, ONE)]
     assert_gradients_close(*gradients, tolerance=1e-5)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from common import changed, free_port, translations, wait_for
+from common import Patch, changed, free_port, translations, wait_for
 from object_store import Bucket
 
 from tools.common import config_file
@@ -106,20 +106,6 @@ def places() -> list[list[str]]:
 
 
 @pytest.mark.long
-def test_a_process_with_another_config_is_refused_by_name(
-    tiny_config: Config, tmp_path: Path
-) -> None:
-    config = config_file(tiny_config, tmp_path / "config.py")
-    first, second = places()
-    one = start(config, tmp_path / "run", *first)
-    other = start(config, tmp_path / "run", *second, "--config.optimizer.warmup=7")
-    error = "transformer-jax: error: process 1 has another config or data than process 0 "
-    assert end(other, 2) == error + "(optimizer.warmup: 5 -> 7)\n"
-    assert end(one, 2) == "transformer-jax: error: a process has another config or data\n"
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.long
 def test_a_run_that_is_not_shared_is_refused(tiny_config: Config, tmp_path: Path) -> None:
     config = config_file(tiny_config, tmp_path / "config.py")
     impatient = "from transformer_jax.training import trainer; trainer.APPEARS_WITHIN = 1; "
@@ -197,7 +183,7 @@ def test_a_port_that_is_in_use_is_named(tiny_config: Config, tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_processes_that_do_not_come_are_told(
-    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_config: Config, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Given an address, JAX does not look for it in the environment, of which it would warn."""
     config = config_file(tiny_config, tmp_path / "config.py")
@@ -249,9 +235,7 @@ def test_an_error_of_the_coordinator_is_said_once_and_ends_all(option: str, fixt
 
 
 @pytest.mark.long
-def test_two_processes_evaluate_as_one(
-    fixtures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_evaluate_as_one(fixtures: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     corpus = str(tmp_path / "corpus.tsv")
     text = "".join(f"{source}\t{best}\n" for source, _, best in translations(fixtures)[1:])
@@ -387,7 +371,7 @@ def test_processes_end_together_after_the_minutes(tiny_config: Config, tmp_path:
     assert f"step {last}: reached train.minutes=0.05" in error
 
 
-def test_pmap_runs_in_one_process(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pmap_runs_in_one_process(tiny_config: Config, monkeypatch: Patch) -> None:
     monkeypatch.setattr(setup, "this_process", lambda: (0, 2))
     pmap = changed(tiny_config, execution={"executor": "pmap"})
     with pytest.raises(UserError, match=r"executor='pmap': runs in one process; use exec"):

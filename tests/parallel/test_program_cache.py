@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from common import Log, Patch
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from transformer_jax.errors import UserError
@@ -21,7 +22,7 @@ OPTIONS = (
 
 
 @pytest.fixture(autouse=True)
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def programs(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     """The folder of a user who has no cache yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(VARIABLE, raising=False)
@@ -56,9 +57,7 @@ def test_the_users_folder_is_or_becomes_private(programs: Path, mode: int | None
     assert getattr(jax.config, OPTIONS[0]) == str(programs)
 
 
-def test_the_folder_of_another_user_is_refused(
-    programs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_of_another_user_is_refused(programs: Path, monkeypatch: Patch) -> None:
     programs.mkdir(parents=True)
     monkeypatch.setattr(os, "geteuid", lambda: programs.stat().st_uid + 1)
     with pytest.raises(UserError, match=f"^{programs}: belongs to user .* {VARIABLE}$"):
@@ -67,7 +66,7 @@ def test_the_folder_of_another_user_is_refused(
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_folder_that_all_may_write_is_refused(
-    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+    programs: Path, tmp_path: Path, monkeypatch: Patch, shared: bool
 ) -> None:
     folder = tmp_path / "shared" if shared else programs
     if shared:
@@ -80,8 +79,8 @@ def test_a_folder_that_all_may_write_is_refused(
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o775, 0o1777])
-def test_the_variable_is_respected(
-    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+def test_the_variable_decides(
+    programs: Path, tmp_path: Path, monkeypatch: Patch, mode: int
 ) -> None:
     folder = tmp_path / "shared"
     folder.mkdir()
@@ -96,7 +95,7 @@ def test_the_variable_is_respected(
 
 @pytest.mark.parametrize("name", [os.fsdecode(b"caf\xe9"), "file"])
 def test_training_does_without_a_folder_that_cannot_be_named_or_made(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    name: str, tmp_path: Path, monkeypatch: Patch, caplog: Log
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
@@ -108,9 +107,7 @@ def test_training_does_without_a_folder_that_cannot_be_named_or_made(
 
 
 @pytest.mark.parametrize("damage", ["cut", "emptied", "flipped"])
-def test_a_damaged_file_is_replaced(
-    programs: Path, caplog: pytest.LogCaptureFixture, damage: str
-) -> None:
+def test_a_damaged_file_is_replaced(programs: Path, caplog: Log, damage: str) -> None:
     wanted = compiled()
     cache_programs()
     content = entry(programs).read_bytes()
@@ -127,9 +124,7 @@ def test_a_damaged_file_is_replaced(
     assert caplog.messages == []
 
 
-def test_only_files_that_have_changed_are_read(
-    programs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_files_that_have_changed_are_read(programs: Path, monkeypatch: Patch) -> None:
     compiled()
     cache_programs()
     for path in programs.glob("*-cache"):
@@ -143,7 +138,7 @@ def test_only_files_that_have_changed_are_read(
     assert read == [entry(programs).read_bytes()]
 
 
-def test_the_oldest_files_are_deleted(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_files_are_deleted(programs: Path, monkeypatch: Patch) -> None:
     compiled()
     for path in programs.glob("*-cache"):
         os.utime(path, (2000, 2000))
@@ -160,7 +155,7 @@ def test_the_oldest_files_are_deleted(programs: Path, monkeypatch: pytest.Monkey
     assert entry(programs).exists()
 
 
-def test_a_shared_folder_is_not_reduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shared_folder_is_not_reduced(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     (tmp_path / "jit_others-cache").write_bytes(b"1234")
     monkeypatch.setattr(program_cache, "LIMIT", 3)

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import pytest
+from common import Log, Patch
 
 from tools.damage import Damage, contents, damage_campaign
 from transformer_jax.errors import UserError
@@ -66,9 +67,7 @@ def test_every_damage_to_every_file_is_named(finished: Run) -> None:
     assert len({row["kind"] for row in found["damaged_files"]}) == 8
 
 
-def test_without_digests_damage_would_be_silent(
-    finished: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_digests_damage_would_be_silent(finished: Run, monkeypatch: Patch) -> None:
     def older_progress(damages: list[Damage]) -> list[Damage]:
         older = [each for each in damages if each.kind == "replaced by an older one"]
         return [each for each in older if each.file.endswith("progress.json")]
@@ -104,7 +103,7 @@ def test_a_checkpoint_of_another_format_is_not_stepped_over(copied: Run, setup: 
 
 @pytest.mark.parametrize("step", [8, 12])
 def test_a_lost_manifest_is_named_whichever_checkpoint_it_is_of(
-    step: int, copied: Run, setup: Setup, caplog: pytest.LogCaptureFixture
+    step: int, copied: Run, setup: Setup, caplog: Log
 ) -> None:
     """The checkpoint may be the best one. It is kept, since its other files are good."""
     lost = copied.checkpoints / f"{step:08d}"
@@ -123,7 +122,7 @@ def test_a_lost_manifest_is_named_whichever_checkpoint_it_is_of(
 
 
 def test_a_run_that_has_lost_its_checkpoints_says_that_it_starts_anew(
-    copied: Run, setup: Setup, caplog: pytest.LogCaptureFixture
+    copied: Run, setup: Setup, caplog: Log
 ) -> None:
     shutil.rmtree(str(copied.checkpoints))
     assert restored(copied, setup) is None
@@ -132,7 +131,7 @@ def test_a_run_that_has_lost_its_checkpoints_says_that_it_starts_anew(
     assert said.endswith("starting from the beginning")
 
 
-def test_lost_records_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_records_are_warned_of(tmp_path: Path, caplog: Log) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 2}\n{"step" 4}\n{"step": 6}\n{"step": 8}\n')
     MetricsFile(path).cut(7, 7, expected=6)
@@ -152,7 +151,7 @@ def test_lost_records_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 @pytest.mark.long
 def test_a_run_that_has_stepped_back_ends_with_the_same_bits(
-    finished: Run, copied: Run, caplog: pytest.LogCaptureFixture
+    finished: Run, copied: Run, caplog: Log
 ) -> None:
     name = "weights/manifest.ocdbt"
     (copied.checkpoints / "00000012" / name).write_bytes(b"damaged")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 import pytest
+from common import Capture, Log, Patch
 
 from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath
@@ -47,9 +48,7 @@ def test_a_second_process_is_told_who_holds_the_run(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_a_lock_that_its_holder_has_deleted_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_its_holder_has_deleted_is_none(tmp_path: Path, monkeypatch: Patch) -> None:
     """Its holder ends between the opening and the locking of the file."""
     flock = lock.fcntl.flock
 
@@ -64,7 +63,7 @@ def test_a_lock_that_its_holder_has_deleted_is_none(
 
 
 @pytest.fixture
-def without_locks(place: AnyPath, monkeypatch: pytest.MonkeyPatch) -> AnyPath:
+def without_locks(place: AnyPath, monkeypatch: Patch) -> AnyPath:
     """A folder on a disk whose system has no locks, or in object storage."""
 
     def unsupported(*_: object) -> None:
@@ -76,9 +75,7 @@ def without_locks(place: AnyPath, monkeypatch: pytest.MonkeyPatch) -> AnyPath:
     return place
 
 
-def test_without_locks_the_holder_gives_signs_of_life(
-    without_locks: AnyPath, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_locks_the_holder_gives_signs_of_life(without_locks: AnyPath, caplog: Log) -> None:
     with locked(without_locks):
         with pytest.raises(UserError, match=HELD), locked(without_locks):
             pass
@@ -88,7 +85,7 @@ def test_without_locks_the_holder_gives_signs_of_life(
 
 
 def test_without_locks_a_holder_that_was_suspended_ends(
-    without_locks: AnyPath, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    without_locks: AnyPath, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """Another process has taken the lock meanwhile, and keeps it."""
     ended = threading.Event()

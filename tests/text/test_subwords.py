@@ -174,8 +174,3 @@ def test_a_model_is_read_as_sentencepiece_reads_it() -> None:
             assert (piece.type == 6) == inner.is_byte(i)
             assert (piece.type == 3) == inner.is_control(i)
         assert [piece.piece for piece in pieces if piece.type == 4] == ["dog"]
-
-
-def test_other_kinds_of_models_cannot_sample() -> None:
-    with pytest.raises(ValueError, match="must be 0 for a model that is neither BPE nor unigram"):
-        Sampler(model("word", byte_fallback=False, vocab_size=20))

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from common import Patch
 from corpus_files import write
 
 from transformer_jax.config import DataConfig, TokenizerConfig
@@ -57,9 +58,7 @@ def test_a_quick_summary_reads_the_beginning_of_each_corpus(tmp_path: Path) -> N
     assert "2 pairs and 2 sources" in overlap
 
 
-def test_equal_pairs_are_looked_for_in_bounded_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_pairs_are_looked_for_in_bounded_memory(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(summary, "REMEMBERED", 30)
     pairs = [*PAIRS[:10], *PAIRS[:10], *PAIRS[20:40], *PAIRS[20:40]]
     repeated = summarize(corpora(tmp_path, pairs, dev=PAIRS[:1]), TOKENIZERS, None)[2]
@@ -77,11 +76,7 @@ def test_equal_pairs_are_looked_for_in_bounded_memory(
     ],
 )
 def test_a_vocabulary_that_does_not_fit_is_seen(
-    tmp_path: Path,
-    text: str,
-    tokenizers: tokenizer.Tokenizers,
-    tokens: str,
-    unknown: str,
+    tmp_path: Path, text: str, tokenizers: tokenizer.Tokenizers, tokens: str, unknown: str
 ) -> None:
     every = corpora(tmp_path, [(text, "the old book")] * 9, dev=PAIRS[:1])
     source, target, *_ = summarize(every, tokenizers)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tools import documents
-from transformer_jax.benchmark import results
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -29,18 +28,6 @@ def test_the_documents_are_up_to_date() -> None:
     assert documents.update(new.replace("new", "old\n"), {"layers": "new"}) == new
 
 
-def test_every_module_says_what_it_is() -> None:
-    modules = [path for top in ("transformer_jax", "tools") for path in Path(top).rglob("*.py")]
-    assert [path for path in modules if not documents.first_line(path)] == []
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*.json")), ids=lambda p: p.stem)
-def test_every_result_has_the_header(path: Path) -> None:
-    stored = json.loads(path.read_text("utf-8"))
-    assert tuple(stored)[: len(results.HEADER)] == results.HEADER
-    assert re.fullmatch("[0-9a-f]{40}", stored["commit"])
-
-
 @pytest.mark.parametrize("path", [*NOTEBOOKS, *documents.DOCUMENTS], ids=lambda p: p.stem)
 def test_what_code_imports_exists(path: Path) -> None:
     text = path.read_text("utf-8")
@@ -53,22 +40,3 @@ def test_what_code_imports_exists(path: Path) -> None:
         for name in re.findall(r"\w+(?: as \w+)?", names):
             name = name.split()[0]
             assert hasattr(import_module(module), name) or find_spec(f"{module}.{name}"), name
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebooks_hold_no_outputs(path: Path) -> None:
-    cells = json.loads(path.read_text("utf-8"))["cells"]
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
-    assert code
-    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
-
-
-@pytest.mark.parametrize(
-    "document", [*documents.DOCUMENTS, ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name
-)
-def test_files_that_are_named_exist(document: Path) -> None:
-    text = document.read_text("utf-8")
-    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
-    files = re.findall(r"`((?:tests|tools|transformer_jax)/[\w./]*)`", text)
-    paths = [*(document.parent / link for link in links), *(ROOT / file for file in files)]
-    assert [path for path in paths if not path.exists()] == []

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from training_process import reference, two_processes
 
-from tools.costs import billion_pairs, save_stall
 from tools.faults import OPERATIONS, SECONDS, Case, kill_case, outcome
 from tools.processes import Fault
 from transformer_jax.config import Config
@@ -41,20 +40,6 @@ def test_two_processes_of_which_one_is_killed_end_as_if_it_were_not(
     assert whole.train(whole.run)["status"] == 0
     case = kill_case("saving", random.Random(0), 1)
     assert whole.interrupt(case)["mismatches"] == []
-
-
-@pytest.mark.long
-def test_what_a_save_adds_to_steps_is_measured(tmp_path: Path) -> None:
-    cost = save_stall(tmp_path, turns=1, steps=2)
-    assert 0 < cost["step_stall_ms"] * cost["digest_share_of_stall"] < 1000
-
-
-@pytest.mark.long
-def test_loading_is_measured_and_goes_on_in_the_middle(tmp_path: Path) -> None:
-    rows = billion_pairs((10**6, 10**8), 10**5, tmp_path)
-    assert [row["pairs"] for row in rows] == [10**6, 10**8, 10**5]
-    assert all(row["resumed"] for row in rows)
-    assert all(0 < row["peak_mib"] < 1000 and row["batch_ms"] > 0 for row in rows)
 
 
 def test_differences_are_noticed(finished: Run, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from broken import LAYERS
-from common import tiny
+from common import Patch, tiny
 
 from tools.common import config_file
 from transformer_jax.cli.main import main
@@ -31,7 +31,7 @@ def failures(config: Config, folder: Path, names: set[str]) -> set[str]:
     [
         pytest.param("Mean", set(), marks=pytest.mark.long),
         pytest.param("ssru", set(), marks=pytest.mark.long),
-        ("LosesItsState", {"decoding with caches"}),
+        pytest.param("LosesItsState", {"decoding with caches"}, marks=pytest.mark.long),
         pytest.param("ForgetsWhenItGrows", {"decoding with caches"}, marks=pytest.mark.long),
         pytest.param("AveragesItsLoss", {"accumulation"}, marks=pytest.mark.long),
         pytest.param(
@@ -41,9 +41,7 @@ def failures(config: Config, folder: Path, names: set[str]) -> set[str]:
         ),
     ],
 )
-def test_a_broken_layer_is_named(
-    layer: str, wanted: set[str], tiny_config: Config, tmp_path: Path
-) -> None:
+def test_broken_layers(layer: str, wanted: set[str], tiny_config: Config, tmp_path: Path) -> None:
     assert layer in {"ssru", *(each.__name__ for each in LAYERS)}
     config = replace(tiny_config, model=tiny(self_layer=layer, decoder_start_id=None))
     assert failures(config, tmp_path, OF_MODEL - {"packing"}) == wanted
@@ -65,9 +63,7 @@ def test_a_broken_kernel_is_named(tiny_config: Config, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_command(
-    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_the_command(tiny_config: Config, tmp_path: Path, monkeypatch: Patch, capsys: Any) -> None:
     """A loss that is averaged on each device is found on several devices, in another process."""
     monkeypatch.chdir(Path(__file__).parents[1])  # where the other process finds the module, too
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))

@@ -32,7 +32,7 @@ MODELS = {
     "ssru": tiny(max_length=64, self_layer="ssru"),
     "classifier": tiny(max_length=64, labels=50, tied="none"),
 }
-RARE = ("local-p", "latent", "hard")
+RARE = ("local-p", "latent", "local-p, packed", "hard", "ssru")
 """Tried by `make ci-long`."""
 
 

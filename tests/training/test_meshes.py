@@ -112,13 +112,8 @@ def test_r_drop_does_not_depend_on_the_mesh(tiny_config: Config) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "mesh",
-    [
-        MeshConfig(data=4, tensor=2),
-        pytest.param(MeshConfig(data=2, fsdp=4), marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("mesh", [MeshConfig(data=4, tensor=2), MeshConfig(data=2, fsdp=4)])
 def test_muon_does_not_depend_on_the_mesh(tiny_config: Config, mesh: MeshConfig) -> None:
     """Matrices that are split over devices are made orthogonal as wholes."""
     config = replace(tiny_config, optimizer=OptimizerConfig(kind="muon", warmup=1))
@@ -135,11 +130,12 @@ def test_muon_does_not_depend_on_the_mesh(tiny_config: Config, mesh: MeshConfig)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), one, other)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "mesh", "executor"),
     [
         ("muon", MeshConfig(data=2, fsdp=4), "jit"),
-        pytest.param("adam", MeshConfig(data=8), "pmap", marks=pytest.mark.long),
+        ("adam", MeshConfig(data=8), "pmap"),
     ],
 )
 def test_frozen_parameters_keep_their_bits(kind: str, mesh: MeshConfig, executor: Any) -> None:

@@ -112,9 +112,7 @@ def test_a_continued_run_emits_the_same_means(clock: Clock) -> None:
     assert parts == whole
 
 
-def test_steps_that_are_not_finite_are_counted_until_too_many_follow_each_other(
-    clock: Clock,
-) -> None:
+def test_steps_that_are_not_finite_are_counted_up_to_a_limit(clock: Clock) -> None:
     """They are in no mean, and the schedule of learning rates does not see them."""
     records: list[dict[str, Any]] = []
     recorder, nan, inf = make_meter(records), float("nan"), float("inf")

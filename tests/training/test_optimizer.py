@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from common import build, flat, tiny
+from common import Patch, build, flat, tiny
 
 from transformer_jax.config import Config, DataConfig, OptimizerConfig, TrainConfig
 from transformer_jax.errors import UserError
@@ -167,9 +167,7 @@ def test_schedules_that_cannot_be_made_are_refused(name: str, message: str) -> N
 
 
 @pytest.mark.parametrize("name", ["noam", "inverse_sqrt", "mine"])
-def test_an_end_is_refused_where_the_rate_has_none(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_is_refused_where_the_rate_has_none(name: str, monkeypatch: Patch) -> None:
     monkeypatch.setitem(SCHEDULES, "mine", Schedule(lambda step, _: 1 / step))
     message = rf"optimizer\.decay_steps=9000: must be None for the {name} schedule, which never"
     with pytest.raises(UserError, match=message):
@@ -202,7 +200,7 @@ def test_patience_needs_a_development_corpus() -> None:
         check_config(config)
 
 
-def test_an_optimizer_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optimizer_of_ones_own(monkeypatch: Patch) -> None:
     """It is chosen by name, and follows the schedule; a name that is unknown is refused."""
     options = OptimizerConfig(kind="sgd", schedule="inverse_sqrt", learning_rate=0.5, warmup=1)
     config = Config(optimizer=options)

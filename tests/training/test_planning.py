@@ -157,6 +157,7 @@ def test_emulated_devices_share_the_memory_of_the_host(monkeypatch: pytest.Monke
     assert device_memory(planner(MeshConfig(), 64).setup.mesh) == 100
 
 
+@pytest.mark.long
 def test_plans_count_what_is_trained() -> None:
     """Fewer moments and gradients. A frozen encoder has no backward pass if its embeddings are
     frozen, too, and else only that of its inputs."""

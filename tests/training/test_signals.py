@@ -75,9 +75,7 @@ def at_once() -> None:
 @pytest.mark.parametrize(
     ("arrive", "first"), [(soon_again, signal.SIGTERM), (at_once, signal.SIGINT)]
 )
-def test_two_signals_at_a_time_are_a_single_request(
-    arrive: Callable[[], None], first: signal.Signals
-) -> None:
+def test_two_signals_are_one_request(arrive: Callable[[], None], first: signal.Signals) -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
     try:
@@ -95,7 +93,7 @@ def test_two_signals_at_a_time_are_a_single_request(
     ("program", "n", "shapes", "saved"),
     [
         pytest.param("init", 1, 1, [], id="initial state"),
-        pytest.param("train_step", 1, 1, [1], id="first step"),
+        pytest.param("train_step", 1, 1, [1], id="first step", marks=pytest.mark.long),
         pytest.param("step", 1, 1, [6], id="development loss", marks=pytest.mark.long),
         pytest.param("prefill", 1, 1, [6], id="translation", marks=pytest.mark.long),
         pytest.param("train_step", 2, 2, [4], id="step of another shape", marks=pytest.mark.long),
@@ -126,9 +124,7 @@ def test_a_signal_waits_for_the_program_that_is_compiled(
         assert_same(train(config, tmp_path / "r"), whole)
 
 
-def test_an_evaluation_is_given_up_between_two_batches(
-    tiny_config: Config, finished: run.Run
-) -> None:
+def test_an_evaluation_is_given_up_between_batches(tiny_config: Config, finished: run.Run) -> None:
     setup, params, answers = prepare(tiny_config), finished.params(), [False, True, True]
     scores = DevScores(setup, lambda: answers.pop(0))
     (dev,) = setup.dev.values()
