@@ -1,14 +1,19 @@
 """A browser, and the built site as a reader sees it."""
 
+import functools
 import json
 import shutil
+import threading
 from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+
+SITE = Path(__file__).parents[2] / "build" / "site"
 
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
@@ -66,3 +71,21 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     chromium = Browser(tmp_path_factory.mktemp("profile"))
     yield chromium
     chromium.driver.quit()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture(scope="session")
+def site() -> Iterator[str]:
+    """The address of the built site."""
+    if not SITE.exists():
+        pytest.skip("needs build/site; run `make docs`")
+    handler = functools.partial(QuietHandler, directory=str(SITE))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()

@@ -7,6 +7,7 @@ show their output. The commands of other blocks are parsed only.
 """
 
 import dataclasses
+import fnmatch
 import itertools
 import os
 import re
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from common import write_pairs
+from common import flat, write_pairs
 
 from tools.common import config_file
 from tools.documents import DOCUMENTS
@@ -28,7 +29,7 @@ from transformer_jax.cli import launch
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import COMMANDS, Options
 from transformer_jax.cli.main import main
-from transformer_jax.config import Config
+from transformer_jax.config import Config, to_json
 from transformer_jax.runs.run import Run
 from transformer_jax.training.trainer import train
 
@@ -152,3 +153,32 @@ def test_commands_are_accepted(page: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for words in every:
         main(words)
     assert len(ran) == len(every)
+
+
+FIELDS = [*flat(to_json(Config()), ".")]
+
+
+@pytest.mark.parametrize("page", pages("", "python", "sh", "console"))
+def test_fields_that_are_named_exist(page: Path) -> None:
+    sections = "|".join(field.name for field in dataclasses.fields(Config))
+    names = re.findall(rf"`(?:--config\.)?((?:{sections})\.[a-z][\w.*-]*)", page.read_text("utf-8"))
+    for name in {*names} - {"train.en", "train.de"}:
+        wanted = name.replace("-", "_")
+        assert fnmatch.filter([*FIELDS, *map(parent, FIELDS)], wanted), name
+
+
+def parent(field: str) -> str:
+    return field.rpartition(".")[0]
+
+
+def test_the_fields_that_a_continued_run_may_change() -> None:
+    """The table of docs/resume.md is that of the code."""
+    text = (ROOT / "docs/resume.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`.*`) \| (.*) \|$", text, re.M)
+    for sections, fields in rows:
+        named = set(re.findall(r"`(\w+)`", fields))
+        for section in re.findall(r"`(\w+)`", sections):
+            all_fields = dataclasses.fields(getattr(Config(), section))
+            free = {field.name for field in all_fields if not field.metadata.get("compared", True)}
+            every = {field.name for field in all_fields}
+            assert free == (every - named if fields.startswith("all") else named), section

@@ -17,7 +17,7 @@ from common import Capture, Patch, error_line
 
 from transformer_jax.cli.commands import Export
 from transformer_jax.cli.main import main
-from transformer_jax.config import AttentionConfig, DecodeConfig, ModelConfig
+from transformer_jax.config import AttentionConfig, DecodeConfig, ModelConfig, load_config_file
 from transformer_jax.decoding.scoring import make_score
 from transformer_jax.decoding.strategies import Lines, make_search
 from transformer_jax.decoding.translator import Translator
@@ -105,6 +105,27 @@ def test_ctranslate2_has_the_same_scores_and_text(
     for row, other in zip(np.asarray(ids).tolist(), outputs, strict=True):
         text = tokenizers.target.pieces([i for i in row if i not in (PAD, EOS)])
         assert text == other.hypotheses[0]
+
+
+@pytest.mark.long
+def test_the_recipe_translates_alike_in_ctranslate2(finished: Run, tmp_path: Path) -> None:
+    recipe_model = load_config_file(Path("configs/multi30k_en_de.py")).model
+    config = replace(recipe_model, layers=2, d_model=40, d_ff=60, max_length=40)
+    assert (config.kv_heads, config.positions, config.norm) == (1, "rotary", "pre")
+    tokenizers = finished.tokenizers
+    model, params = random_model(config, tokenizers.sizes, 2)
+    loaded = load_exported(config, finished, params, tmp_path / "exported")
+    source = np.random.default_rng(0).integers(4, tokenizers.source.size, (400, 14))
+    source[:, -1] = EOS
+    pieces = [tokenizers.source.pieces(row[:-1].tolist()) for row in source]
+    search = jax.jit(make_search([model], DecodeConfig(beam=1, max_length=12)))
+    ids = np.asarray(search([params], Lines(source.astype(np.int32))).ids[:, 0]).tolist()
+    texts = [tokenizers.target.pieces([i for i in row if i not in (PAD, EOS)]) for row in ids]
+    limits = {"min_decoding_length": 0, "max_decoding_length": 12}
+    theirs = loaded.translate_batch(pieces, beam_size=1, suppress_sequences=[["<pad>"]], **limits)
+    same = [text == other.hypotheses[0] for text, other in zip(texts, theirs, strict=True)]
+    assert np.mean(same) >= 0.99
+    assert len({*map(tuple, texts)}) > 300
 
 
 def test_the_program_beside_a_model_translates_as_the_run(finished: Run, tmp_path: Path) -> None:

@@ -40,3 +40,22 @@ def test_what_code_imports_exists(path: Path) -> None:
         for name in re.findall(r"\w+(?: as \w+)?", names):
             name = name.split()[0]
             assert hasattr(import_module(module), name) or find_spec(f"{module}.{name}"), name
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebooks_hold_no_outputs(path: Path) -> None:
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert code
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+
+
+@pytest.mark.parametrize(
+    "document", [*documents.DOCUMENTS, ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name
+)
+def test_files_that_are_named_exist(document: Path) -> None:
+    text = document.read_text("utf-8")
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
+    files = re.findall(r"`((?:tests|tools|transformer_jax)/[\w./]*)`", text)
+    paths = [*(document.parent / link for link in links), *(ROOT / file for file in files)]
+    assert [path for path in paths if not path.exists()] == []

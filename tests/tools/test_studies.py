@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from tools.scores import kept
 from tools.studies import STUDIES
+from tools.study import outputs_file
 from transformer_jax.benchmark import results
 from transformer_jax.config import Config, differences, from_json
+from transformer_jax.decoding.evaluation import score
+from transformer_jax.text.files import read_lines
 from transformer_jax.training.setup import check_config
 
 ROOT = Path(__file__).parents[2]
@@ -28,3 +32,19 @@ def test_configs_are_those_of_the_committed_cards(name: str) -> None:
             assert differences(replace(config, data=data), configs[label], all_fields=True) == []
     for config in configs.values():
         check_config(config)
+
+
+@pytest.mark.parametrize("name", [name for name, study in STUDIES.items() if study.keep_outputs])
+def test_the_committed_translations_have_the_scores_of_the_result(name: str) -> None:
+    data, stored = STUDIES[name].data, results.read(name)
+    if not Path(data.folder).is_dir():
+        pytest.skip(f"needs {data.folder}, which is not part of the project")
+    sources, references = data.sides(data.test)
+    for label, stated in stored.get("rows", {"": stored}).items():
+        lines = list(read_lines(str(outputs_file(name, label or data.test))))
+        scores = score(lines, [references], data.language)
+        assert scores["bleu_lower_tokenized"] == pytest.approx(stated["bleu_lower_tokenized"])
+        assert scores["bleu"] == pytest.approx(stated["bleu_cased_13a"])
+        assert scores["chrf"] == pytest.approx(stated["chrf"])
+        if "kept" in stated:
+            assert kept(sources, references, lines) == stated["kept"]
