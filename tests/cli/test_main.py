@@ -702,6 +702,15 @@ def test_inspection_of_a_run(finished: Run, monkeypatch: Patch, capsys: Capture)
     assert options == ["--config.optimizer.accumulate=2:", "--config.data.batch_tokens=128:"]
 
 
+def test_devices_and_corpora_that_are_not_here_are_planned(capsys: Capture) -> None:
+    command = "inspect --config=quickstart --config.data.train no.tsv --length=32 --devices=8"
+    main([*command.split(), "--config.data.dev", "no.tsv", "--device-memory=1.5GiB"])
+    text = capsys.readouterr().out
+    assert "vocabulary  2,000 source, 2,000 target ids" in text
+    assert re.search(r"^ +64 +32 +32 +[\d.]+ ", text, re.M)
+    assert re.search(r"\nmemory      [\d.]+ MiB of 1,536.0 MiB\n$", text)
+
+
 def test_inspection_prints_json_alone(finished: Run, capsys: Capture) -> None:
     main(["inspect", f"--run={finished.folder}", "--config.data.train=gone\x1b.tsv", "--json"])
     text = capsys.readouterr().out

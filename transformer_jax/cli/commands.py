@@ -304,6 +304,10 @@ class Inspect(ModelOptions):
     """Number of devices to plan for; default: those here."""
     topology: Annotated[str | None, arg(metavar="SLICE")] = None
     """TPU slice to plan for, such as v5e:2x4 (needs the extra tpu)."""
+    device_memory: Annotated[str | None, arg(metavar="SIZE")] = None
+    """Memory of each device, such as 80GiB; default: that of the devices."""
+    length: Annotated[int | None, arg(metavar="N")] = None
+    """Plan batches of N tokens a side, and read no corpora."""
     compile: bool = False
     """Compile the steps, for the exact memory and the time that this takes."""
     json: bool = False

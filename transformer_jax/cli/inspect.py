@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,11 +21,11 @@ from transformer_jax.models.make import count_parameters
 from transformer_jax.parallel.mesh import topology_devices
 from transformer_jax.runs import checkpoint
 from transformer_jax.runs import run as runs
+from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpora
 from transformer_jax.text.summary import summarize
-from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.training.planning import Planner, device_memory, for_other_devices, remedies
-from transformer_jax.training.setup import check_config, load_data
+from transformer_jax.training.setup import TrainingData, check_config, load_data
 
 
 def run(options: Inspect, arguments: ConfigArguments) -> None:
@@ -46,16 +47,45 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
         return
     if options.compile and config.execution.executor == "pmap":
         raise UserError("--compile: needs execution.executor=jit, not pmap")
-    if trained is not None:
-        _print_config(config)
-        steps = checkpoint.steps(trained.checkpoints)
-        print(f"checkpoints {', '.join(map(str, steps)) or 'none'}")
-        _print_sizes(config, trained.tokenizers)
-    data = load_data(config, None if trained is None else trained.tokenizers)
-    loader = Loader(data.examples, config)
-    if trained is None:
-        _print_config(config)
-        _print_sizes(config, data.tokenizers)
+    memory = None if options.device_memory is None else _size(options.device_memory)
+    shapes = None if options.length is None else [_full_batch(config, options.length)]
+    tokenizers = None if trained is None else trained.tokenizers
+    ids = config.tokenizer.vocabulary
+    sizes = (ids, ids) if tokenizers is None else tokenizers.sizes
+    if trained is not None or shapes is not None:
+        _print_config(config, sizes, trained)
+    if shapes is None:
+        data = load_data(config, tokenizers)
+        loader = Loader(data.examples, config)
+        sizes, shapes = data.tokenizers.sizes, loader.shapes
+        if trained is None:
+            _print_config(config, sizes)
+        _print_data(data, loader, config)
+    _print_plan(Planner(config, sizes, devices), shapes, memory, options.compile)
+
+
+def _full_batch(config: Config, length: int) -> Shape:
+    """Returns the shape of a batch of `data.batch_tokens`, all of whose sides have `length` tokens.
+
+    UserError: the model is shorter, or no row fits.
+    """
+    longest = min(config.model.max_length, config.data.batch_tokens)
+    if not 1 <= length <= longest:
+        raise UserError(
+            f"--length={length}: must be from 1 to {longest}, model.max_length or data.batch_tokens"
+        )
+    return Shape(config.data.batch_tokens // length, length, length)
+
+
+def _size(size: str) -> int:
+    """Returns the bytes of a size such as 80GiB. UserError: it is none."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(MiB|GiB)", size)
+    if match is None or not float(match[1]):
+        raise UserError(f"--device-memory={size}: must be a size such as 80GiB or 512MiB")
+    return int(float(match[1]) * {"MiB": 2**20, "GiB": 2**30}[match[2]])
+
+
+def _print_data(data: TrainingData, loader: Loader, config: Config) -> None:
     print(f"corpus      {data.examples.report}")
     for line in describe_mixture(data.examples.sizes, config.data):
         print(f"            {printable(line)}")
@@ -65,8 +95,6 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
         print(f"            {printable(line)}")
     filled = f"{loader.non_padding_fraction:.1%} of slots filled"
     print(f"batches     {loader.batches_per_epoch:,} an epoch, {filled}")
-    planner = Planner(config, data.tokenizers.sizes, devices)
-    _print_plan(planner, loader.shapes, options.compile)
 
 
 def _devices(options: Inspect) -> int | list[Any] | None:
@@ -87,8 +115,13 @@ def _devices(options: Inspect) -> int | list[Any] | None:
     return options.devices
 
 
-def _print_plan(planner: Planner, shapes: Sequence[Shape], compiles: bool) -> None:
-    """Prints the operations of the step of each shape, and the memory of each device."""
+def _print_plan(
+    planner: Planner, shapes: Sequence[Shape], memory: int | None, compiles: bool
+) -> None:
+    """Prints the operations of the step of each shape, and the memory of each device.
+
+    memory: bytes of a device; None: as far as it is known, those of the devices.
+    """
     mesh = planner.setup.mesh
     held = planner.memory(shapes[0])
     print(f"devices     {planner.setup.describe_devices()}; on each of them:")
@@ -100,14 +133,14 @@ def _print_plan(planner: Planner, shapes: Sequence[Shape], compiles: bool) -> No
     print("            " + "  ".join(names) + ("  compiled in, s" if compiles else " (estimated)"))
     needs: dict[Shape, int] = {}
     for shape in shapes:
-        memory, seconds = planner.compiled(shape) if compiles else (planner.memory(shape), 0.0)
-        full, needs[shape] = planner.shape(shape), sum(memory)
+        needed, seconds = planner.compiled(shape) if compiles else (planner.memory(shape), 0.0)
+        full, needs[shape] = planner.shape(shape), sum(needed)
         gflop = f"{planner.flops(shape) / 1e9:,.1f}"
-        cells = [*map(str, full), gflop, _mib(memory.batch), _mib(memory.temporaries)]
+        cells = [*map(str, full), gflop, _mib(needed.batch), _mib(needed.temporaries)]
         cells += [f"{seconds:.1f}"] if compiles else []
         widths = [*map(len, names), len("compiled in, s")]
         print("            " + "  ".join(map(str.rjust, cells, widths)))
-    largest, limit = max(needs, key=needs.__getitem__), device_memory(mesh)
+    largest, limit = max(needs, key=needs.__getitem__), memory or device_memory(mesh)
     fits = limit == 0 or needs[largest] <= limit
     there = f"of {_mib(limit)} MiB" if limit else "of an unknown size"
     print(f"memory      {'' if fits else 'does not fit: '}{_mib(needs[largest])} MiB {there}")
@@ -131,13 +164,11 @@ def _mib(count: int) -> str:
     return f"{count / 2**20:,.1f}"
 
 
-def _print_config(config: Config) -> None:
+def _print_config(config: Config, vocabularies: tuple[int, int], run: Run | None = None) -> None:
     for line in describe(config):
         print(printable(line))
-
-
-def _print_sizes(config: Config, tokenizers: Tokenizers) -> None:
-    source, target = tokenizers.sizes
-    print(f"vocabulary  {source:,} source, {target:,} target ids")
-    print(f"parameters  {count_parameters(config.model, source, target):,}")
+    if run is not None:
+        print(f"checkpoints {', '.join(map(str, checkpoint.steps(run.checkpoints))) or 'none'}")
+    print("vocabulary  {:,} source, {:,} target ids".format(*vocabularies))
+    print(f"parameters  {count_parameters(config.model, *vocabularies):,}")
     print(f"export      {describe_formats(config.model)}")
