@@ -2,6 +2,7 @@
 which sampled choices learn, and the attention weights of one sentence."""
 
 import itertools
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -139,6 +140,8 @@ def attention(trained: Run, pair: tuple[str, str]) -> dict[str, list[Any]]:
 
 def picture(rows: Rows) -> Figure:
     """Plots the weights of each run for the same pair. All runs have the same tokenizers."""
+    if missing := [label for label, row in rows.items() if "attention" not in row]:
+        sys.exit(f"no picture: rows without weights are to be trained again: {', '.join(missing)}")
     panels = {label: row["attention"] for label, row in rows.items()}
     first = next(iter(panels.values()))
     weights = {label: np.asarray(panel["weights"]) for label, panel in panels.items()}
