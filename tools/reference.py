@@ -38,7 +38,8 @@ def full_name(text: str) -> str | None:
 
 def pages() -> Iterator[tuple[str, str]]:
     """Yields the name and the text of each page."""
-    modules = [found.name for found in pkgutil.walk_packages(transformer_jax.__path__, f"{NAME}.")]
+    every = [found.name for found in pkgutil.walk_packages(transformer_jax.__path__, f"{NAME}.")]
+    modules = [name for name in every if ".snippets." not in name]  # which are programs
     packages = sorted({module.split(".")[1] for module in modules} - {"cli"})
     yield "index", _index(packages)
     yield "commands", _commands()
