@@ -10,7 +10,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-CITED = {"https://jobset.sigs.k8s.io", "https://github.com/pradyunsg/furo"}
+CITED = {
+    "https://jobset.sigs.k8s.io",
+    "https://github.com/pradyunsg/furo",
+    "https://aclanthology.org/D19-5632/",
+}
 """Addresses that a reader may click and that leave the site."""
 
 CSS = re.compile(r"""url\(\s*["']?([^"')]+)|@import\s+["']([^"']+)""")
