@@ -30,7 +30,7 @@ help:
 	@echo "  make multi30k           the recipe of Multi30k (two to three hours), NAME=multi30k_en_de"
 	@echo "  make study NAME=...     multi30k_en_de, multi30k_en_fr, libreoffice_en_de: one run, or ONLY=\"RUN RUN\" of"
 	@echo "                          multi30k_seeds (6 hours), multi30k_published (2.5 hours), ablations (10 hours),"
-	@echo "                          small_data (5 hours), attention_kinds (90 minutes), recipes (5 minutes)"
+	@echo "                          small_data (5 hours), attention_kinds (90 minutes), adaptation (1 hour), recipes (5 minutes)"
 	@echo "Measure"
 	@echo "  make measure NAME=...   results/NAME.json: $(MEASUREMENTS)"
 	@echo "  make gpu                test and measure on a GPU with PYTHON (at most 10 minutes), results/gpu.json"
