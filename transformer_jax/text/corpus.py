@@ -13,9 +13,9 @@ from typing import NamedTuple
 from transformer_jax.config import DataConfig
 from transformer_jax.errors import UserError
 from transformer_jax.text import files
-from transformer_jax.text.corpora import grammar, recipes
 
-_BUILT_IN = {"grammar": grammar, "recipes": recipes}
+_FOLDER = Path(__file__).with_name("corpora")
+_BUILT_IN = ("grammar", "recipes")
 
 Pair = tuple[str, str]
 """A source sentence and its target sentence."""
@@ -51,10 +51,9 @@ class Corpus:
     @cached_property
     def digest(self) -> str:
         """The SHA-256 of the text as it is now; compression makes no difference to it."""
-        total = hashlib.sha256()
         if self.kind == "built-in":
-            for source, target in self._read():
-                total.update(f"{source}\t{target}\n".encode())
+            return files.text_digest(self._location[1][0]).hex()
+        total = hashlib.sha256()
         for _, digest in self.file_digests:
             total.update(bytes.fromhex(digest))
         return total.hexdigest()
@@ -79,21 +78,19 @@ class Corpus:
     @cached_property
     def _location(self) -> tuple[str, tuple[str, ...]]:
         kind, names = _locate(self.name, self.split)
-        for path in () if kind == "built-in" else names:
+        for path in names:
             files.make_rereadable(path)  # since the digest is read before the pairs
         return kind, names
 
     def _read(self) -> Iterator[Pair]:
         kind, names = self._location
         match kind:
-            case "built-in":
-                return iter(_BUILT_IN[names[0]].load(names[1]))
             case "text":
                 return files.read_text(names[0], names[1])
-            case "tsv":
-                return files.read_tsv(names[0])
-            case _:
+            case "jsonl":
                 return files.read_jsonl(names[0], self.fields)
+            case _:
+                return files.read_tsv(names[0])
 
 
 class Corpora(NamedTuple):
@@ -127,10 +124,13 @@ class Corpora(NamedTuple):
 
 
 def _locate(name: str, split: str) -> tuple[str, tuple[str, ...]]:
-    """Returns the kind of a corpus, and its built-in name and split or else its files."""
+    """Returns the kind of a corpus and its files."""
     built_in, _, part = name.partition(":")
     if built_in in _BUILT_IN:
-        return "built-in", (built_in, part or split)
+        splits = {path.name.split(".")[1]: path for path in _FOLDER.glob(f"{built_in}.*")}
+        if (split := part or split) not in splits:
+            raise UserError(f"{name}: split {split!r}: must be one of {', '.join(sorted(splits))}")
+        return "built-in", (str(splits[split]),)
     kind = _kind_of_file(name)
     if kind and ("," not in name or _exists(name)):
         return kind, (name,)
