@@ -73,7 +73,8 @@ check: $(INSTALLED)
 	.venv/bin/pyright
 
 ci-long: $(INSTALLED)
-	$(MAKE) --jobs 3 browser wheel notebooks
+	rm -rf build/notebooks
+	$(MAKE) --jobs 3 browser wheel $(NOTEBOOKS:%=build/%)
 	$(MAKE) docs
 	$(PY) -m pytest -m long $(PARALLEL) --durations 20
 

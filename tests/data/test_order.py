@@ -39,7 +39,7 @@ def test_permutations_by_index_are_bijective() -> None:
 
 @pytest.mark.long
 def test_permutations_of_every_count_are_bijective() -> None:
-    assert all(map(is_permutation, range(1, 10_001)))
+    assert all(map(is_permutation, range(1, 4_001)))
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5])

@@ -5,6 +5,8 @@ import random
 import shutil
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +60,14 @@ def test_damage_is_named(finished: Run) -> None:
 
 
 @pytest.mark.long
-def test_every_damage_to_every_file_is_named(finished: Run) -> None:
-    found = damage_campaign(Path(str(finished.folder)))
+def test_damage_to_every_file_and_of_every_kind_is_named(finished: Run) -> None:
+    """Each file is damaged in one way; `make measure NAME=faults` damages each in every way."""
+
+    def one_for_each_file(damages: list[Damage]) -> list[Damage]:
+        by_file = [list(group) for _, group in groupby(damages, attrgetter("file"))]
+        return [group[index % len(group)] for index, group in enumerate(by_file)]
+
+    found = damage_campaign(Path(str(finished.folder)), one_for_each_file)
     assert found["silent_loads"] == 0
     assert unexpected(found) == []
     files = {row["file"] for row in found["damaged_files"] if ": " not in row["file"]}
