@@ -6,7 +6,7 @@ XLA's own `cost_analysis` counts the body of a loop once, however often it runs.
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
@@ -45,22 +45,40 @@ def count_matmuls(jaxpr: Any) -> Size:
 
     The number is symbolic if sizes are (`jax.export`).
     """
-    return sum(_count_equation(e.primitive.name, e) for e in jaxpr.eqns)
+    return _operations(products(jaxpr))
 
 
-def _count_equation(name: str, equation: Any) -> Size:
-    inner = [count_matmuls(jaxpr) for jaxpr in _subjaxprs(equation.params)]
+class Product(NamedTuple):
+    """A matmul, as an equation of a jaxpr, and how often it is computed."""
+
+    equation: Any
+    times: Size
+
+
+def products(jaxpr: Any) -> list[Product]:
+    """Returns all matmuls of a jaxpr. UserError: as `count_flops`."""
+    return [product for equation in jaxpr.eqns for product in _products_of(equation)]
+
+
+def _products_of(equation: Any) -> list[Product]:
+    name, params = equation.primitive.name, equation.params
     if name == "dot_general":
-        return _count_matmul(equation)
-    if name == "scan":
-        return equation.params["length"] * sum(inner)
+        return [Product(equation, 1)]
+    inner = [products(jaxpr) for jaxpr in _subjaxprs(params)]
+    if name == "cond":
+        return max(inner, key=_operations)
     if name == "while" and any(inner):
         shapes = ", ".join(str(x.aval) for x in equation.outvars)
         raise UserError(
             f"while: how often a loop that carries {shapes} runs depends on values, so that its "
             "matmuls cannot be counted; use a fixed length (lax.scan)"
         )
-    return max(inner) if name == "cond" else sum(inner)
+    times = params["length"] if name == "scan" else 1
+    return [Product(each, times * count) for part in inner for each, count in part]
+
+
+def _operations(matmuls: list[Product]) -> Size:
+    return sum(times * _count_matmul(equation) for equation, times in matmuls)
 
 
 def _count_matmul(equation: Any) -> Size:

@@ -48,7 +48,7 @@ def quick(monkeypatch: Patch, tmp_path: Path) -> None:
     """Few samples, without PyTorch, in a folder with a module of the user's."""
     monkeypatch.setattr(timing, "SAMPLE_S", 1e-4)
     monkeypatch.setattr(attention, "MAX_SAMPLES", 2)
-    monkeypatch.setattr(pytorch, "workers", lambda platform: contextlib.nullcontext({}))
+    monkeypatch.setattr(pytorch, "workers", lambda platform, peer: contextlib.nullcontext({}))
     (tmp_path / "my_kernels.py").write_text(MODULE, "utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

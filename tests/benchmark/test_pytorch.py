@@ -90,7 +90,7 @@ def fake_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("fake_torch")
 def test_a_process_answers_until_it_ends() -> None:
     arrays = [np.full((1, 2, 3, 1), i, np.float32) for i in range(4)]
-    with pytorch.worker({}) as ask:
+    with pytorch.worker({}, pytorch.Attention) as ask:
         assert ask("load", arrays, "cpu", "float32", "causal", "forward") == {
             "version": "fake",
             "threads": 3,
@@ -117,7 +117,7 @@ def test_a_process_answers_until_it_ends() -> None:
 @pytest.mark.usefixtures("fake_torch")
 def test_a_worker_that_fails_is_reported() -> None:
     case = Case("bfloat16", 1, "full", 4, "forward", heads=1, kv_heads=1, head_size=4)
-    with pytorch.worker({}) as ask:
+    with pytorch.worker({}, pytorch.Attention) as ask:
         failed, kernel = attention.measure_case(case, ("reference",), {"default": ask})
     assert failed["allocator"] == "default"
     assert failed["failed"] == "module 'torch' has no attribute 'bfloat16'"
@@ -127,7 +127,7 @@ def test_a_worker_that_fails_is_reported() -> None:
 @pytest.mark.parametrize("mask", [pytest.param("full", marks=pytest.mark.long), "causal"])
 def test_pytorch_computes_the_same_attention(mask: str) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed (the extra `peers`)")
-    with pytorch.worker({}) as ask:
+    with pytorch.worker({}, pytorch.Attention) as ask:
         for direction, arrays, dtype, limit in (
             ("forward", 1, "float32", 2e-6),
             ("both", 4, "float32", 2e-6),

@@ -144,7 +144,7 @@ def check_kernels(settings: AttentionBenchmark, kernels: tuple[str, ...]) -> Non
 def _measure_cases(
     settings: AttentionBenchmark, kernels: tuple[str, ...], dump: Path | None
 ) -> Iterator[list[Record]]:
-    with pytorch.workers(jax.default_backend()) as workers:
+    with pytorch.workers(jax.default_backend(), pytorch.Attention) as workers:
         # The first measurement is slow while threads start: the shortest case is measured before.
         shortest = min(cases(settings), key=lambda case: case.length)
         measure_case(shortest._replace(direction="both"), kernels, workers)
@@ -172,7 +172,7 @@ def measure_case(
     inputs = draw_inputs(case)
     ours: list[Implementation] = []
     for record in records:
-        with _failure_in(record):
+        with pytorch.failure_in(record):
             program = compile_kernel(case, record["kernel"], inputs, dump)
             record |= program.facts
             if message := shortage(program.needed_bytes):
@@ -186,7 +186,7 @@ def measure_case(
     peers: list[Implementation] = []
     for allocator, ask in workers.items():
         records.append(record := {"kernel": "torch", "allocator": allocator})
-        with _failure_in(record):
+        with pytorch.failure_in(record):
             arrays = [np.asarray(x.astype(np.float32)) for x in inputs]
             task = (jax.default_backend(), case.dtype, case.mask, case.direction)
             record |= ask("load", arrays, *task)
@@ -197,15 +197,6 @@ def measure_case(
         with contextlib.suppress(RuntimeError):  # the process has ended, as its record says
             ask("unload")
     return [r for r in records if "failed" in r or "does_not_fit" in r] + measured
-
-
-@contextlib.contextmanager
-def _failure_in(record: Record) -> Iterator[None]:
-    """Records the error of what does not run on this device or at this size."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        record["failed"] = " ".join(str(error).split())[:200]
 
 
 def _run(compiled: Any, inputs: Arrays) -> Arrays:

@@ -1,4 +1,4 @@
-"""PyTorch's attention as a peer, in processes of its own, where no other library's threads run.
+"""PyTorch as a peer, in processes of its own, where no other library's threads run.
 
 Imports no JAX, which such a process would otherwise import, too.
 """
@@ -23,12 +23,14 @@ ALLOCATORS = {"default": {}, "tuned": {"GLIBC_TUNABLES": ALLOCATOR}}
 """Environment of each worker: the C library's own settings, or those of `transformer-jax`."""
 
 Worker = Callable[..., Any]
-"""Calls a method of `Attention` in a process: (name, *arguments) -> result."""
+"""Calls a method of a peer, such as `Attention`, in a process: (name, *arguments) -> result."""
 
 
 @contextlib.contextmanager
-def workers(platform: str) -> Iterator[dict[str, Worker]]:
+def workers(platform: str, peer: Callable[[], Any]) -> Iterator[dict[str, Worker]]:
     """Starts a worker for each allocator, by its name, to compare with JAX on this platform.
+
+    peer: what makes the object whose methods it calls.
 
     None where PyTorch cannot be compared. On a GPU the host's allocator does not matter, and there
     is one.
@@ -37,15 +39,14 @@ def workers(platform: str) -> Iterator[dict[str, Worker]]:
     if importlib.util.find_spec("torch") is None or platform == "tpu":
         names = []
     with contextlib.ExitStack() as stack:
-        yield {name: stack.enter_context(worker(ALLOCATORS[name])) for name in names}
+        yield {name: stack.enter_context(worker(ALLOCATORS[name], peer)) for name in names}
 
 
 @contextlib.contextmanager
-def worker(environment: dict[str, str]) -> Iterator[Worker]:
+def worker(environment: dict[str, str], peer: Callable[[], Any]) -> Iterator[Worker]:
     """Starts a process that ends with the context. Its calls raise RuntimeError if they fail, or if
     the process has ended."""
-    ignored = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent alone, which then ends it
-    with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, ignored) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), _start, (peer,)) as pool:
         inherited = dict(os.environ)
         os.environ.pop("GLIBC_TUNABLES", None)
         os.environ.update(environment)
@@ -105,12 +106,27 @@ class Attention:
         give_memory_back()
 
 
-_ATTENTION = Attention()
+_peers: list[Any] = []
+"""The peer of a worker's process."""
+
+
+def _start(peer: Callable[[], Any]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the parent alone, which then ends it
+    _peers.append(peer())
 
 
 def _call(method: str, *arguments: Any) -> Any:
     """Calls a method in the worker's process. RuntimeError: it fails, whatever the error."""
     try:
-        return getattr(_ATTENTION, method)(*arguments)
+        return getattr(_peers[0], method)(*arguments)
     except Exception as error:
         raise RuntimeError(str(error)) from None
+
+
+@contextlib.contextmanager
+def failure_in(record: dict[str, Any]) -> Iterator[None]:
+    """Records the error of what does not run on this device or at this size."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        record["failed"] = " ".join(str(error).split())[:200]

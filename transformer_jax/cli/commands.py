@@ -349,6 +349,29 @@ class BenchAttention(AttentionBenchmark, Options):
     """Write the optimized HLO of every program."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchTrain(ModelOptions):
+    """Measure a training step by part, beside its matmuls alone, and PyTorch's if installed.
+
+    transformer-jax bench train --preset small --rows 128 --length 32
+    """
+
+    takes_config = True
+
+    preset: Literal["tiny", "small", "base", "big"] | None = None
+    """Model, in place of --config."""
+    rows: Annotated[int, arg(metavar="N")] = 128
+    """Rows of a batch of random ids."""
+    length: Annotated[int, arg(metavar="N")] = 32
+    """Ids of each row, on both sides."""
+    text: Annotated[int | None, arg(metavar="N")] = None
+    """Measure N batches of data.train, instead."""
+    samples: Annotated[int, arg(metavar="N")] = 5
+    """Turns in which each is timed."""
+    out: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Write FILE.json."""
+
+
 COMMANDS: dict[str, tuple[type[Options], str]] = {
     "train": (Train, "train:run"),
     "translate": (Translate, "translate:translate"),
@@ -364,6 +387,7 @@ COMMANDS: dict[str, tuple[type[Options], str]] = {
     "inspect": (Inspect, "inspect:run"),
     "check": (Check, "check:run"),
     "bench attention": (BenchAttention, "bench_attention:run"),
+    "bench train": (BenchTrain, "bench_train:run"),
 }
 """By command its options, and what runs it, as MODULE:FUNCTION of this package. It is called with
 the options and, if the command takes them, the arguments of the config."""

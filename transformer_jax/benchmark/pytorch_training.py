@@ -1,0 +1,99 @@
+"""PyTorch's `nn.Transformer` as a peer in training, for a process of its own. Imports no JAX."""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from transformer_jax.allocator import give_memory_back
+from transformer_jax.benchmark.timing import seconds_per_call
+from transformer_jax.special_ids import PAD
+
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Ids of the source, of the decoder's input and of its targets, [rows, length] each."""
+
+
+class Training:
+    """Makes the usual step: embeddings, nn.Transformer, tied logits, label smoothing, fused Adam.
+
+    The weights are float32; with another type, the step runs under autocast.
+    """
+
+    def __init__(self) -> None:
+        self._step: Any = None
+        self._batches: list[Any] = []
+
+    def load(
+        self, sizes: dict[str, Any], batches: Sequence[Arrays], platform: str, compiled: bool
+    ) -> dict[str, Any]:
+        """Builds the model and loads the batches that `time` passes over.
+
+        sizes: vocabulary, d_model, d_ff, heads, layers, decoder_layers, dropout, dtype. Returns
+        PyTorch's version, the number of its threads, and that of the parameters.
+        """
+        torch: Any = importlib.import_module("torch")
+        torch.manual_seed(0)
+        device = "cuda" if platform == "gpu" else "cpu"
+        model = _model(torch, sizes).to(device)
+        run = torch.compile(model) if compiled else model
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
+        loss_of = torch.nn.CrossEntropyLoss(ignore_index=PAD, label_smoothing=0.1)
+        dtype = getattr(torch, sizes["dtype"])
+        autocast = {"dtype": dtype, "enabled": dtype != torch.float32}
+
+        def step(source: Any, target_in: Any, target_out: Any) -> None:
+            optimizer.zero_grad()
+            with torch.autocast(device, **autocast):
+                loss = loss_of(run(source, target_in).flatten(0, 1), target_out.flatten())
+            loss.backward()
+            optimizer.step()
+
+        def move(array: np.ndarray) -> Any:
+            return torch.from_numpy(array.astype(np.int64)).to(device)
+
+        self._batches = [tuple(map(move, batch)) for batch in batches]
+        self._step, self._wait = step, torch.cuda.synchronize if device == "cuda" else list
+        parameters = sum(each.numel() for each in model.parameters())
+        facts = {"version": str(torch.__version__), "threads": torch.get_num_threads()}
+        return facts | {"parameters": parameters}
+
+    def time(self, count: int) -> float:
+        """Returns the mean seconds of `count` passes over the batches."""
+        return seconds_per_call(self._pass, count)
+
+    def _pass(self) -> None:
+        for batch in self._batches:
+            self._step(*batch)
+        self._wait()
+
+    def unload(self) -> None:
+        """Frees the model and the batches."""
+        self._step, self._batches = None, []
+        give_memory_back()
+
+
+def _model(torch: Any, sizes: dict[str, Any]) -> Any:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            width, dropout = sizes["d_model"], sizes["dropout"]
+            self.scale = width**0.5
+            self.embed = torch.nn.Embedding(sizes["vocabulary"], width, padding_idx=PAD)
+            depths, shape = (sizes["layers"], sizes["decoder_layers"]), (sizes["d_ff"], dropout)
+            self.body = torch.nn.Transformer(
+                width, sizes["heads"], *depths, *shape, batch_first=True
+            )
+            self.dropout = torch.nn.Dropout(dropout)
+
+        def forward(self, source: Any, target: Any) -> Any:
+            length, padding = target.shape[1], source == PAD
+            causal = torch.nn.Transformer.generate_square_subsequent_mask(
+                length, device=source.device
+            )
+            ends = (self.dropout(self.embed(x) * self.scale) for x in (source, target))
+            masks = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding}
+            output = self.body(*ends, tgt_mask=causal, tgt_is_causal=True, **masks)
+            return output @ self.embed.weight.T
+
+    return Model()
