@@ -121,9 +121,7 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
         records, problems = whole_records(self._path)
         for problem in problems:
             logger.warning("%s; the line is dropped", problem)
-        last: dict[Any, int] = {
-            "evaluation": evaluated
-        }  # step of these; of all others it is `step`
+        last: dict[Any, int] = {"evaluation": evaluated}  # of these; of other records, `step`
         records = [each for each in records if each["step"] <= last.get(each.get("kind"), step)]
         if (newest := last_step(records)) < expected:
             lost = newest + 1, expected
