@@ -10,7 +10,7 @@ from tools.common import config_file
 from tools.faults import TIMED, Reference, outcome
 from transformer_jax.config import Config
 from transformer_jax.runs import run
-from transformer_jax.training.reporters import read_metrics
+from transformer_jax.training.reporters import Record, read_metrics
 
 
 def reference(config: Config, whole: run.Run, folder: Path, *options: str) -> Reference:
@@ -33,6 +33,11 @@ def assert_same(made: run.Run, whole: run.Run) -> None:
     ours, theirs = (outcome(Path(each.folder))["arrays"] for each in (made, whole))
     assert ours == theirs
     assert records(made) == records(whole)
+
+
+def of_kind(made: run.Run, kind: str) -> list[Record]:
+    """The records of a run of one kind."""
+    return [each for each in read_metrics(made.folder / "metrics.jsonl") if each["kind"] == kind]
 
 
 def records(made: run.Run) -> list[dict[str, Any]]:

@@ -200,17 +200,10 @@ def test_another_corpus_is_tokenized_alone(tmp_path: Path, monkeypatch: Patch) -
 
 
 def test_the_cache_is_in_the_users_folder(tmp_path: Path, monkeypatch: Patch) -> None:
-    name = text_pair(tmp_path, PAIRS)
-
-    def entries(folder: str) -> int:
-        dataset.tokenize([Corpus(name)], small_tokenizers(), Config(), filters=True)
-        return len([*(tmp_path / folder).glob("transformer_jax/corpora/*/report.json")])
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert entries("xdg") == 1
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert entries("home/.cache") == 1
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    corpus = Corpus(text_pair(tmp_path, PAIRS))
+    dataset.tokenize([corpus], small_tokenizers(), Config(), filters=True)
+    assert len([*tmp_path.glob("transformer_jax/corpora/*/report.json")]) == 1
 
 
 @pytest.mark.parametrize("file", ["source.ids", "target.offsets", "report.json"])
@@ -316,12 +309,6 @@ def test_no_space_is_one_line_and_older_entries_stay_whole(tmp_path: Path) -> No
     assert len(list(tmp_path.glob("cache/*"))) == 1
     assert ids(tokenize(tmp_path, older)) == wanted
     assert len(tokenize(tmp_path, newer)) == 2000
-
-
-def test_a_cache_that_is_no_folder_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "cache", "a file")
-    with pytest.raises(ValueError, match=r"data\.cache: .* while writing to \S*cache; must be a"):
-        tokenize(tmp_path, text_pair(tmp_path, PAIRS))
 
 
 def test_examples_are_memory_mapped(tmp_path: Path) -> None:

@@ -37,12 +37,6 @@ def opened(path: Path) -> entry.Entry:
     return found
 
 
-def flip(path: Path, at: int) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[at] ^= 4
-    path.write_bytes(raw)
-
-
 def age(path: Path, seconds: float) -> None:
     """Dates a file back."""
     then = time.time() - seconds
@@ -63,7 +57,9 @@ FILES = ["source.ids", "source.offsets", "target.ids", "target.offsets"]
 @pytest.mark.parametrize("file", FILES)
 def test_a_changed_file_is_found_by_its_digest(tmp_path: Path, file: str) -> None:
     write(tmp_path / NAMES[0], 30_000)
-    flip(tmp_path / NAMES[0] / file, -9)
+    path = tmp_path / NAMES[0] / file
+    *raw, byte = path.read_bytes()
+    path.write_bytes(bytes([*raw, byte ^ 4]))
     assert entry.read(tmp_path / NAMES[0]) is None
 
 

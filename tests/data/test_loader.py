@@ -491,6 +491,3 @@ def test_prefetch_leaves_no_thread(used: int) -> None:
     assert threading.active_count() == before + (2 if used else 0)
     ahead.close()
     assert threading.active_count() == before
-
-
-# Multi30k

@@ -99,7 +99,7 @@ def test_a_beam_search_reorders_grows_and_regroups_its_state(
     model = {"self_layer": Mean.__name__, "attention_dropout": 0.0, "max_length": 64}
     config, tokenizers = changed(finished.config, model=model), finished.tokenizers
     params = random_params(make_model(config.model, *tokenizers.sizes))
-    run.create_with(params, 1, tmp_path / "mean", config, tokenizers, {})
+    run.create_with(params, 1, Run(tmp_path / "mean", config, tokenizers, {}))
     decode = DecodeConfig(beam=4, n_best=4, min_length=50, max_ratio=9.0, batch_tokens=256)
     mesh = make_mesh(devices=jax.devices()[:1])
     translator = Translator.load(tmp_path / "mean", tmp_path / "mean", decode=decode, mesh=mesh)

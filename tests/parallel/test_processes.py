@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from common import Patch, changed, free_port, translations, wait_for
 from object_store import Bucket
+from training_process import of_kind
 
 from tools.common import config_file
 from tools.processes import children
@@ -28,7 +29,6 @@ from transformer_jax.files import AnyPath, find_path
 from transformer_jax.runs import checkpoint, lock, run
 from transformer_jax.runs.run import Run
 from transformer_jax.training import setup
-from transformer_jax.training.reporters import read_metrics
 from transformer_jax.training.setup import prepare
 from transformer_jax.training.trainer import train
 from transformer_jax.training.validation import evaluate
@@ -70,13 +70,11 @@ def end(process: subprocess.Popen[str], status: int) -> str:
 
 
 def samples(made: Run) -> list[Any]:
-    records = read_metrics(made.folder / "metrics.jsonl")
-    return [record["samples"] for record in records if "samples" in record]
+    return [record["samples"] for record in of_kind(made, "evaluation")]
 
 
 def losses(made: Run) -> list[float]:
-    records = read_metrics(made.folder / "metrics.jsonl")
-    return [record["loss"] for record in records if record["kind"] == "train"]
+    return [record["loss"] for record in of_kind(made, "train")]
 
 
 @pytest.mark.long

@@ -45,8 +45,8 @@ def make_state() -> TrainState:
     return state._replace(step=state.step + 1, opt_state=opt_state, ema=make_params(3.0))
 
 
-def save(folder: AnyPath, *steps: int, best: int = 0) -> None:
-    with Checkpoints(folder, keep=9) as checkpoints:
+def save(folder: AnyPath, *steps: int, best: int = 0, keep: int = 9) -> None:
+    with Checkpoints(folder, keep) as checkpoints:
         for step in steps:
             trees = {"weights": make_params(step), "training": {"step": jnp.array(step)}}
             checkpoints.save(step, trees, {"position": step}, best=step == best)
@@ -73,16 +73,14 @@ def test_state_returns_bit_for_bit(tmp_path: Path) -> None:
     state = make_state()
     training = state._replace(ema=None)
     progress = {"position": 7, "best_score": 0.1, "patience": 2, "note": None}
-    with Checkpoints(tmp_path / "run" / "checkpoints", keep=3) as checkpoints:
-        trees = {"weights": state.eval_params, "training": training}
-        checkpoints.save(1000, trees, progress)
     folder = tmp_path / "run" / "checkpoints"
+    with Checkpoints(folder, keep=3) as checkpoints:
+        checkpoints.save(1000, {"weights": state.eval_params, "training": training}, progress)
     restored = checkpoint.restore(folder, 1000, "training", training)
     assert jax.tree.structure(restored) == jax.tree.structure(training)
     assert same_bits(restored, training)
-    assert jax.tree.map(lambda x: x.sharding, restored) == jax.tree.map(
-        lambda x: x.sharding, training
-    )
+    shardings = [jax.tree.map(lambda x: x.sharding, tree) for tree in (restored, training)]
+    assert shardings[0] == shardings[1]
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), training)
     host = checkpoint.restore(folder, 1000, "training", like)
     assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(host))
@@ -187,8 +185,7 @@ def test_a_damaged_manifest_does_not_stop_saving(tmp_path: Path) -> None:
     (tmp_path / "00000002" / "manifest.json").write_text("{")
     save(tmp_path, 3)
     assert checkpoint.steps(tmp_path) == [1, 2, 3]
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save(4, {"weights": {"x": jnp.ones(2)}}, {})
+    save(tmp_path, 4, keep=1)
     assert checkpoint.steps(tmp_path) == [1, 4]  # the best stays
 
 
@@ -199,9 +196,8 @@ def test_an_old_checkpoint_that_cannot_be_deleted_stays(
         raise PermissionError(13, "Permission denied")
 
     save(tmp_path, 1, 2)
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
-        monkeypatch.setattr(checkpoint, "_remove", denied)
-        checkpoints.save(3, {"weights": {"x": jnp.ones(2)}}, {})
+    monkeypatch.setattr(checkpoint, "_remove", denied)
+    save(tmp_path, 3, keep=1)
     assert checkpoint.steps(tmp_path) == [1, 2, 3]
     assert "checkpoint 1 in " in caplog.text
     assert "is not deleted: [Errno 13] Permission denied" in caplog.text
@@ -218,17 +214,6 @@ def test_works_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     asyncio.run(cell())
 
 
-def run_python(code: str, folder: Path) -> subprocess.Popen[str]:
-    """A process that runs `code`, with this package and `folder` as its argument."""
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code, folder],
-        cwd=Path(checkpoint.__file__).parents[2],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def test_killed_process_leaves_whole_checkpoints(tmp_path: Path) -> None:
     """Killed before the manifest of the third is written."""
     save(tmp_path, 1, 2)
@@ -243,7 +228,8 @@ with checkpoint.Checkpoints(pathlib.Path(sys.argv[1]), keep=2) as checkpoints:
     checkpoint.manifest.write = stop
     checkpoints.save(3, {"weights": {"x": jnp.ones(3)}}, {})
 """
-    with run_python(code, tmp_path) as process:
+    command, root = [sys.executable, "-c", code, tmp_path], Path(checkpoint.__file__).parents[2]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "now\n"
         process.send_signal(signal.SIGKILL)
@@ -426,18 +412,8 @@ class Killed(BaseException):
     """Stands for the death of the process."""
 
 
-CHANGES = [
-    (os, "rename"),
-    (os, "replace"),
-    (os, "unlink"),
-    (os, "rmdir"),
-    (os, "mkdir"),
-    (Path, "rename"),
-    (Path, "replace"),
-    (Path, "unlink"),
-    (Path, "rmdir"),
-    (shutil, "rmtree"),
-]
+CHANGES: list[tuple[Any, str]] = [(os, "mkdir"), (shutil, "rmtree")]
+CHANGES += [(o, name) for o in (os, Path) for name in ("rename", "replace", "unlink", "rmdir")]
 """The functions with which a save changes the names in a folder."""
 
 

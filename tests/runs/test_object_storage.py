@@ -1,6 +1,7 @@
 """Runs and checkpoints in a bucket, where nothing can be renamed or appended to."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,7 @@ def test_a_run_is_made_in_a_folder_of_the_console(
     for name in ("", "inner/"):
         bucket.objects[f"runs/{folder.name}/{name}"] = Object(b"", 1)
     assert not run.exists(folder)
-    old = run.load(fixtures / "run")
-    run.create(folder, old.config, old.tokenizers, {})
+    run.create(replace(run.load(fixtures / "run"), folder=folder))
     save(folder / "checkpoints", 1)
     assert checkpoint.steps(run.load(folder).checkpoints) == [1]
 

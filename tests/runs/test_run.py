@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def test_unchosen_checkpoints_are_named(fixtures: Path) -> None:
 
 def again(folder: AnyPath, old: Run, save: Callable[[AnyPath], None] = lambda _: None) -> Run:
     """A new run with the config and the tokenizer of `old`."""
-    return run.create(folder, old.config, old.tokenizers, {}, save)
+    return run.create(replace(old, folder=folder), save)
 
 
 def test_a_run_is_made_in_the_current_folder(
@@ -73,11 +74,11 @@ def test_a_run_killed_in_making_is_made_anew(moment: str, fixtures: Path, tmp_pa
     """As by SIGKILL, before the first or before the last file is written."""
     folder = tmp_path / "r"
     code = f"""
-import os
+import dataclasses, os, pathlib
 from transformer_jax.runs import run
-old = run.load("{fixtures / "run"}")
+new = dataclasses.replace(run.load("{fixtures / "run"}"), folder=pathlib.Path("{folder}"))
 run.{moment} = lambda *_: os._exit(9)
-run.create("{folder}", old.config, old.tokenizers, {{}}, lambda checkpoints: checkpoints.mkdir())
+run.create(new, lambda checkpoints: checkpoints.mkdir())
 """
     killed = subprocess.run([sys.executable, "-c", code], check=False)
     assert killed.returncode == 9

@@ -26,19 +26,16 @@ def failures(config: Config, folder: Path, names: set[str]) -> set[str]:
     return failed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("layer", "wanted"),
     [
-        pytest.param("Mean", set(), marks=pytest.mark.long),
-        pytest.param("ssru", set(), marks=pytest.mark.long),
-        pytest.param("LosesItsState", {"decoding with caches"}, marks=pytest.mark.long),
-        pytest.param("ForgetsWhenItGrows", {"decoding with caches"}, marks=pytest.mark.long),
-        pytest.param("AveragesItsLoss", {"accumulation"}, marks=pytest.mark.long),
-        pytest.param(
-            "SeesTheNext",
-            {"decoding with caches", "what positions see", "padding"},
-            marks=pytest.mark.long,
-        ),
+        ("Mean", set()),
+        ("ssru", set()),
+        ("LosesItsState", {"decoding with caches"}),
+        ("ForgetsWhenItGrows", {"decoding with caches"}),
+        ("AveragesItsLoss", {"accumulation"}),
+        ("SeesTheNext", {"decoding with caches", "what positions see", "padding"}),
     ],
 )
 def test_broken_layers(layer: str, wanted: set[str], tiny_config: Config, tmp_path: Path) -> None:

@@ -19,36 +19,19 @@ from transformer_jax.config import Config
 from transformer_jax.runs import lock, run
 from transformer_jax.training.trainer import train
 
+NEW = r"os\.mkdir .*/00000008\.new"
+FULL = r"\[Errno 27\] File too large: 'RUN/{}'"
+
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "message", "saved"),
     [
-        (
-            Fault(r"os\.mkdir .*/00000008\.new", limit=2_000),
-            "saving checkpoint 8 in RUN/checkpoints: File too large",
-            [4, 6],
-        ),
-        (
-            Fault(r"os\.mkdir .*/00000008\.new", read_only="checkpoints"),
-            r".*Permission denied: 'RUN/checkpoints/.*'",
-            [4, 6],
-        ),
-        (
-            Fault(r"open .*/metrics\.jsonl'", limit=10),
-            r"\[Errno 27\] File too large: 'RUN/metrics.jsonl'",
-            [],
-        ),
-        (
-            Fault(r"open .*/tensorboard/", limit=400),
-            r"\[Errno 27\] File too large: 'RUN/tensorboard'",
-            [],
-        ),
-        (
-            Fault(r"open .*/\.config\.json", limit=1_000),
-            r"\[Errno 27\] File too large: 'RUN/config.json'",
-            [],
-        ),
+        (Fault(NEW, limit=2_000), "saving checkpoint 8 in RUN/checkpoints: File too large", [4, 6]),
+        (Fault(NEW, read_only="checkpoints"), ".*Permission denied: 'RUN/checkpoints/.*'", [4, 6]),
+        (Fault(r"open .*/metrics\.jsonl'", limit=10), FULL.format("metrics.jsonl"), []),
+        (Fault(r"open .*/tensorboard/", limit=400), FULL.format("tensorboard"), []),
+        (Fault(r"open .*/\.config\.json", limit=1_000), FULL.format("config.json"), []),
     ],
     ids=["checkpoint", "read-only", "metrics", "tensorboard", "config"],
 )

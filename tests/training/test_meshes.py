@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from common import LENGTHS, changed, flat, make_batch, tiny
+from training_process import of_kind
 
 from tools.processes import sources
 from transformer_jax.config import Config, ExecutionConfig, MeshConfig, OptimizerConfig
@@ -22,7 +23,7 @@ from transformer_jax.parallel.mesh import make_mesh, shard_batch
 from transformer_jax.runs.run import Run
 from transformer_jax.training import setup, trainer
 from transformer_jax.training.optimizer import make_optimizer
-from transformer_jax.training.reporters import Record, read_metrics
+from transformer_jax.training.reporters import Record
 from transformer_jax.training.step import loss_fn
 from transformer_jax.training.trainer import train
 from transformer_jax.types import Batch
@@ -59,10 +60,7 @@ def test_a_run_goes_on_with_other_devices(
     [said] = [record["text"] for record in reported if "continuing" in record.get("text", "")]
     changes = "train.steps: 6 -> 12; mesh.fsdp: 8 -> 2; mesh.tensor: 1 -> 2"
     assert said == f"continuing run {made.folder} at step 6; changed: {changes}"
-    losses = [
-        [r["loss"] for r in read_metrics(run.folder / "metrics.jsonl") if r["kind"] == "train"]
-        for run in (made, finished)
-    ]
+    losses = [[each["loss"] for each in of_kind(run, "train")] for run in (made, finished)]
     assert len(losses[0]) == 6
     np.testing.assert_allclose(*losses, rtol=1e-5)
     monkeypatch.undo()
@@ -133,10 +131,7 @@ def test_muon_does_not_depend_on_the_mesh(tiny_config: Config, mesh: MeshConfig)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "mesh", "executor"),
-    [
-        ("muon", MeshConfig(data=2, fsdp=4), "jit"),
-        ("adam", MeshConfig(data=8), "pmap"),
-    ],
+    [("muon", MeshConfig(data=2, fsdp=4), "jit"), ("adam", MeshConfig(data=8), "pmap")],
 )
 def test_frozen_parameters_keep_their_bits(kind: str, mesh: MeshConfig, executor: Any) -> None:
     """After 100 steps with all that could change them; the optimizer holds nothing of them."""

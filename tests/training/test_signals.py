@@ -94,7 +94,7 @@ def test_two_signals_are_one_request(arrive: Callable[[], None], first: signal.S
     [
         pytest.param("init", 1, 1, [], id="initial state"),
         pytest.param("train_step", 1, 1, [1], id="first step", marks=pytest.mark.long),
-        pytest.param("step", 1, 1, [6], id="development loss", marks=pytest.mark.long),
+        pytest.param("eval_step", 1, 1, [6], id="development loss", marks=pytest.mark.long),
         pytest.param("prefill", 1, 1, [6], id="translation", marks=pytest.mark.long),
         pytest.param("train_step", 2, 2, [4], id="step of another shape", marks=pytest.mark.long),
     ],

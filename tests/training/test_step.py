@@ -76,10 +76,7 @@ def test_microbatches_are_added_and_each_has_its_key() -> None:
         wanted -= jax.random.uniform(jax.random.fold_in(KEY, i)) * counts(every_other)
     np.testing.assert_allclose(summed["weight"], wanted, rtol=1e-6)
 
-
-def test_microbatches_must_divide_the_rows() -> None:
     with pytest.raises(ValueError, match=r"optimizer\.accumulate=3: must divide the 4 rows"):
-        params = {"weight": jnp.zeros(VOCABULARY)}
         gradients(params, BATCH, None, {}, loss=toy_loss, accumulate=3)
 
 

@@ -18,7 +18,7 @@ import pytest
 from common import changed, flat, write_pairs
 from object_store import Bucket, Object
 from sentencepiece import sentencepiece_model_pb2
-from training_process import assert_same, records
+from training_process import assert_same, of_kind, records
 
 from transformer_jax.config import Config, TrainConfig
 from transformer_jax.decoding.translator import Translator
@@ -60,14 +60,13 @@ def test_a_run_stands_alone(finished: run.Run) -> None:
 
 def test_metrics_tell_what_happened(finished: run.Run) -> None:
     records = read_metrics(finished.folder / "metrics.jsonl")
-    steps = [r["step"] for r in records if r["kind"] == "train"]
-    assert steps == [2, 4, 6, 8, 10, 12]
+    trained, evaluations = (of_kind(finished, kind) for kind in ("train", "evaluation"))
+    assert [record["step"] for record in trained] == [2, 4, 6, 8, 10, 12]
     times = [datetime.fromisoformat(record["time"]) for record in records]
     assert times == sorted(times)
     assert timedelta(0) <= datetime.now(UTC) - times[0] < timedelta(hours=1)
     wanted = {"loss", "grad_norm", "lr", "tokens_per_s", "padding", "epoch", "minutes", "done"}
-    assert all(wanted <= r.keys() for r in records if r["kind"] == "train")
-    evaluations = [r for r in records if r["kind"] == "evaluation"]
+    assert all(wanted <= record.keys() for record in trained)
     assert [r["step"] for r in evaluations] == [6, 12]
     scores = next(iter(evaluations[0]["sets"].values()))
     assert scores.keys() == {"loss", "perplexity", "bleu", "chrf"}
@@ -188,9 +187,7 @@ def test_more_steps_continue_a_run(tiny_config: Config, tmp_path: Path, finished
     assert any(f"at step 8; {changes}" in r.get("text", "") for r in said)
     assert same(longer, finished, 12)
     assert run.load_config(longer.folder) == longer.config == other
-    used: list[Any] = [
-        r.get("mfu") for r in read_metrics(longer.folder / "metrics.jsonl") if "lr" in r
-    ]
+    used: list[Any] = [record.get("mfu") for record in of_kind(longer, "train")]
     assert [share is not None for share in used] == [False] * 4 + [True] * 2
     assert 0 < used[-1] < 1
     ends = [
@@ -296,10 +293,7 @@ def test_the_start_is_evaluated_and_may_be_the_best(
     short = changed(tiny_config, train={"steps": 2}, optimizer={"learning_rate": 9.0})
     made = train(short, tmp_path / "r", init_from=finished.folder)
     jax.tree.map(np.testing.assert_array_equal, made.params(0), finished.params())
-    evaluations = [
-        [r for r in read_metrics(each.folder / "metrics.jsonl") if r["kind"] == "evaluation"]
-        for each in (made, finished)
-    ]
+    evaluations = [of_kind(each, "evaluation") for each in (made, finished)]
     assert [record["step"] for record in evaluations[0]] == [0, 2]
     [wanted] = [r["sets"] for r in evaluations[1] if r["step"] == finished.best_step()]
     assert evaluations[0][0]["sets"] == wanted
@@ -365,7 +359,7 @@ def test_new_pieces_begin_as_the_mean_of_others(
     draw = np.random.default_rng(0)
     like = prepare(apart).abstract_state.params
     old = jax.tree.map(lambda leaf: draw.standard_normal(leaf.shape, np.float32), like)
-    source = run.create_with(old, 3, tmp_path / "old", finished.config, finished.tokenizers, {})
+    source = run.create_with(old, 3, replace(finished, folder=tmp_path / "old"))
     other = {"vocabulary": 290, "joint": False, "symbols": (" redold",)}
     setup = prepare(changed(apart, tokenizer=other))
     params, lines = params_from(source, setup)
@@ -524,8 +518,7 @@ def test_the_first_development_corpus_chooses_by_loss(tiny_config: Config, tmp_p
     dev = (*tiny_config.data.dev, write_pairs(tmp_path, "other", 8, 3))
     options = {"best": "loss", "evaluate_every": 3}
     trained = train(changed(tiny_config, data={"dev": dev}, train=options), tmp_path / "r")
-    records = read_metrics(trained.folder / "metrics.jsonl")
-    evaluations = [r for r in records if r["kind"] == "evaluation"]
+    evaluations = of_kind(trained, "evaluation")
     assert [tuple(r["sets"]) for r in evaluations] == [dev] * 4
     losses = [r["sets"][dev[0]]["loss"] for r in evaluations]
     assert losses != [r["sets"][dev[1]]["loss"] for r in evaluations]

@@ -8,20 +8,15 @@ from typing import Any
 
 import pytest
 from common import changed
+from training_process import of_kind
 
 from transformer_jax.config import Config
 from transformer_jax.decoding.evaluation import score
 from transformer_jax.errors import UserError
 from transformer_jax.runs import run
-from transformer_jax.training.reporters import Record, read_metrics
 from transformer_jax.training.setup import prepare
 from transformer_jax.training.trainer import train
 from transformer_jax.training.validation import DevScores, measure, select_metric
-
-
-def evaluations(trained: run.Run) -> list[Record]:
-    records = read_metrics(trained.folder / "metrics.jsonl")
-    return [record for record in records if record["kind"] == "evaluation"]
 
 
 def test_the_first_lines_are_translated_and_the_loss_is_of_all(
@@ -40,7 +35,8 @@ def test_the_first_lines_are_translated_and_the_loss_is_of_all(
     (dev,) = setup.dev.values()
     assert (sources, references) == (dev.sources[:5], dev.references[:5])
     wanted = score(outputs, [references])
-    (best,) = [each for each in evaluations(finished) if each["step"] == finished.best_step()]
+    made = of_kind(finished, "evaluation")
+    (best,) = [each for each in made if each["step"] == finished.best_step()]
     assert scored[0][name]["loss"] == pytest.approx(best["sets"][name]["loss"])
     assert scored[0][name]["chrf"] == wanted["chrf"] != best["sets"][name]["chrf"]
     assert scored[0][name]["metric"] == 0.5
@@ -59,7 +55,7 @@ def test_evaluations_without_translation_count_for_neither_best_nor_patience(
         return -next(numbers)
 
     trained = train(changed(tiny_config, train=every), tmp_path / "r", metric=falling)
-    found = evaluations(trained)
+    found = of_kind(trained, "evaluation")
     assert [record["step"] for record in found] == [2, 4, 6, 8, 10, 12]
     (name,) = tiny_config.data.dev
     for record, decoded in zip(found, [False, True] * 3, strict=True):
@@ -75,7 +71,7 @@ def test_the_last_evaluation_translates_and_by_loss_all_count(
     every: int | None, decoded: list[bool], tiny_config: Config, tmp_path: Path
 ) -> None:
     values = {"evaluate_every": 2, "decode_every": every, "steps": 4, "best": "loss"}
-    found = evaluations(train(changed(tiny_config, train=values), tmp_path / "r"))
+    found = of_kind(train(changed(tiny_config, train=values), tmp_path / "r"), "evaluation")
     (name,) = tiny_config.data.dev
     assert ["bleu" in record["sets"][name] for record in found] == decoded
     assert found[0]["best"]

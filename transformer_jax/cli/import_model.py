@@ -12,9 +12,11 @@ from transformer_jax.config import (
     describe,
 )
 from transformer_jax.errors import UserError
+from transformer_jax.files import find_path
 from transformer_jax.interop import huggingface, marian
 from transformer_jax.models.make import check_model, count_parameters
 from transformer_jax.runs import run as runs
+from transformer_jax.runs.run import Run
 
 
 def run(options: Import) -> None:
@@ -45,7 +47,8 @@ def run(options: Import) -> None:
     )
     check_model(config.model)
     provenance = {"imported_from": {"path": source.name, "sha256": imported.digests}}
-    runs.create_with(imported.params, 0, options.run, config, imported.tokenizers, provenance)
+    made = Run(find_path(options.run), config, imported.tokenizers, provenance)
+    runs.create_with(imported.params, 0, made)
     millions = count_parameters(config.model, *sizes) / 1e6
     about = f"{millions:.1f} M parameters, {sizes[0]:,} source ids, {sizes[1]:,} target ids"
     print("\n".join([f"{options.run}: {about}", *describe(config)]))

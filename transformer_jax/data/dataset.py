@@ -174,14 +174,23 @@ def tokenize(
 
 
 def _entry(path: Path, fill: cache.Fill, process_index: int) -> Entry:
-    """Returns an entry of the cache, which process 0 writes if it is missing."""
-    if process_index:
-        return _wait(path)
-    entry = cache.read(path)
-    if entry is None:
+    """Returns an entry of the cache, which process 0 writes if it is missing.
+
+    The other processes wait for it as long as its files keep changing.
+    """
+    entry, began = cache.read(path), time.time()
+    if entry is None and process_index == 0:
         cache.write(path, fill)
         entry = cache.read(path)
         assert entry is not None, path
+    while entry is None:
+        if min(time.time() - began, cache.idle_seconds(path)) > _PATIENCE:
+            raise UserError(
+                f"data.cache={path.parent}: process 0 has written nothing for {_PATIENCE:.0f}"
+                " seconds; must be a folder that all processes share"
+            )
+        time.sleep(0.5)
+        entry = cache.read(path)
     return entry
 
 
@@ -193,10 +202,9 @@ def _filter(
 ) -> tuple[Bool[np.ndarray, " P"], Report]:
     """Returns which pairs of these lengths are kept, and a report."""
     shorter, longer = np.minimum(sources, targets), np.maximum(sources, targets)
-    none = np.zeros(len(shorter), bool)
-    empty = none if max_ratio is None else shorter == 1
+    empty = (shorter == 1) & (max_ratio is not None)
     too_long = ~empty & (longer > max_length)
-    uneven = none if max_ratio is None else ~empty & ~too_long & (longer > max_ratio * shorter)
+    uneven = ~empty & ~too_long & (longer > (max_ratio or np.inf) * shorter)
     kept = ~(empty | too_long | uneven)
     return kept, Report(*(int(np.sum(mask)) for mask in (kept, empty, too_long, uneven)))
 
@@ -204,16 +212,3 @@ def _filter(
 def _ended(ids: Int32[np.ndarray, " N"], lengths: Int32[np.ndarray, " P"]) -> Ragged:
     """Returns the rows of these lengths with `EOS` at their ends."""
     return Ragged.of_lengths(np.insert(ids, np.cumsum(lengths), EOS), lengths + 1)
-
-
-def _wait(path: Path) -> Entry:
-    """Returns the entry that process 0 writes. Waits as long as its files keep changing."""
-    began = time.time()
-    while (entry := cache.read(path)) is None:
-        if min(time.time() - began, cache.idle_seconds(path)) > _PATIENCE:
-            raise UserError(
-                f"data.cache={path.parent}: process 0 has written nothing for {_PATIENCE:.0f}"
-                " seconds; must be a folder that all processes share"
-            )
-        time.sleep(0.5)
-    return entry

@@ -92,10 +92,10 @@ class Loader:
         self._corpora = len(sizes)
         self._order = make_order(sizes, config.data, config.train.seed)
         self.chunks = self._order.chunks(CHUNK)  # in an epoch
-        first = _gathered(self._read(0), config, shard)  # its lengths stand for those of all
+        first = self._gathered(self._read(0))  # its lengths stand for those of all
         self.shapes = _shapes(examples, config, first.lengths)
-        plans = _plan(first.lengths, self.shapes, config, 0)
-        self._first = _taken(first, plans, shard, self._corpora)
+        plans = self._plan(first.lengths, 0)
+        self._first = self._taken(first, plans)
         slots = sum(plan.shape.rows * (plan.shape.source + plan.shape.target) for plan in plans)
         self.non_padding_fraction = float(first.lengths.sum()) / slots
         """The fraction of slots that hold tokens, over both sides, in the first chunk."""
@@ -127,18 +127,16 @@ class Loader:
 
     def _planned(self, first: int) -> Iterator[_Planned]:
         """Yields this process's pairs and batches of each chunk from `first` on."""
-        config, shard = self._config, self._shard
 
         def plan(chunk: int, read: _Read | None) -> _Planned:
             if read is None:
                 return self._first
-            whole = _gathered(read, config, shard)
-            plans = _plan(whole.lengths, self.shapes, config, chunk)
-            return _taken(whole, plans, shard, self._corpora)
+            whole = self._gathered(read)
+            return self._taken(whole, self._plan(whole.lengths, chunk))
 
         # The loader keeps what it has planned of the first chunk.
         read = ((i, self._read(i) if i else None) for i in itertools.count(first))
-        if config.tokenizer.sampling and shard.process[1] > 1:
+        if self._config.tokenizer.sampling and self._shard.process[1] > 1:
             return itertools.starmap(plan, prefetch(read, 1))  # `gather` is called in this thread
         return prefetch(itertools.starmap(plan, read), 1)
 
@@ -155,21 +153,36 @@ class Loader:
         sampled = self.examples.sample(pairs, sampling, seed, passes, limits)
         return _Read(sampled, np.arange(len(pairs)), corpora)
 
+    def _gathered(self, read: _Read) -> _Read:
+        """Returns the whole chunk.
 
-def _gathered(read: _Read, config: Config, shard: Shard) -> _Read:
-    """Returns the whole chunk.
+        The sampled ids are gathered, since that takes much less time than to sample again those of
+        this process's rows, which are known only after the plan.
+        """
+        if not self._config.tokenizer.sampling:
+            return read
+        gather, sides = self._shard.gather, (read.examples.source, read.examples.target)
+        whole = [Ragged.of_lengths(gather(side.ids), gather(side.lengths())) for side in sides]
+        examples = read.examples.with_ids(*whole)
+        return read._replace(examples=examples, pairs=np.arange(len(examples)))
 
-    The sampled ids are gathered, since that takes much less time than to sample again those of this
-    process's rows, which are known only after the plan.
-    """
-    if not config.tokenizer.sampling:
-        return read
-    source, target = (
-        Ragged.of_lengths(shard.gather(side.ids), shard.gather(side.lengths()))
-        for side in (read.examples.source, read.examples.target)
-    )
-    examples = read.examples.with_ids(source, target)
-    return read._replace(examples=examples, pairs=np.arange(len(examples)))
+    def _plan(self, lengths: Int[np.ndarray, "P 2"], chunk: int) -> list[Plan]:
+        """Returns the batches of a chunk in the order of their use, which is random."""
+        packs, shapes, seed = self._config.data.packing, self.shapes, self._config.train.seed
+        plans = buckets.pack(lengths, shapes[0]) if packs else buckets.group(lengths, shapes)
+        return [plans[i] for i in random_order(len(plans), seed, BATCHES, chunk)]
+
+    def _taken(self, whole: _Read, plans: list[Plan]) -> _Planned:
+        """Returns the pairs in this process's rows, in memory, and its part of the batches."""
+        counts = [np.bincount(whole.corpora[p.pairs], minlength=self._corpora) for p in plans]
+        parts = [take_rows(plan, self._shard) for plan in plans]
+        # The pairs are copied in the order of their use: those of a batch are a range of them.
+        pairs = [part.pairs for part in parts]
+        ends = np.cumsum([*map(len, pairs)])
+        ranges = np.split(np.arange(ends[-1]), ends[:-1])
+        plans = [part._replace(pairs=here) for part, here in zip(parts, ranges, strict=True)]
+        examples = whole.examples.take(whole.pairs[np.concatenate(pairs)])
+        return _Planned(examples, plans, [tuple(each.tolist()) for each in counts])
 
 
 def _shapes(examples: Examples, config: Config, first: Int[np.ndarray, "P 2"]) -> tuple[Shape, ...]:
@@ -184,33 +197,6 @@ def _shapes(examples: Examples, config: Config, first: Int[np.ndarray, "P 2"]) -
     if config.tokenizer.sampling:  # the longest pair must fit with its ids as they are
         lengths = Lengths.of(np.concatenate([first, longest[None]]))
     return buckets.choose_shapes(lengths, options.batch_tokens, options.shapes)
-
-
-def _plan(
-    lengths: Int[np.ndarray, "P 2"], shapes: tuple[Shape, ...], config: Config, chunk: int
-) -> list[Plan]:
-    """Returns the batches of a chunk in the order of their use, which is random."""
-    packs = config.data.packing
-    plans = buckets.pack(lengths, shapes[0]) if packs else buckets.group(lengths, shapes)
-    return [plans[i] for i in random_order(len(plans), config.train.seed, BATCHES, chunk)]
-
-
-def _taken(whole: _Read, plans: list[Plan], shard: Shard, corpora: int) -> _Planned:
-    """Returns the pairs in this process's rows, in memory, and its part of the batches.
-
-    corpora: their number.
-    """
-    drawn = [np.bincount(whole.corpora[plan.pairs], minlength=corpora) for plan in plans]
-    plans = [take_rows(plan, shard) for plan in plans]
-    # The pairs are copied in the order of their use, so that those of a batch are a range of them.
-    pairs = np.concatenate([plan.pairs for plan in plans])
-    ends = np.cumsum([len(plan.pairs) for plan in plans]).tolist()
-    plans = [
-        plan._replace(pairs=np.arange(end - len(plan.pairs), end))
-        for plan, end in zip(plans, ends, strict=True)
-    ]
-    examples = whole.examples.take(whole.pairs[pairs])
-    return _Planned(examples, plans, [tuple(each.tolist()) for each in drawn])
 
 
 def evaluation_batches(

@@ -12,4 +12,4 @@ def export(run: Run, step: int, params: Params, folder: Path) -> None:
     """Writes the run to `folder`, which must not exist."""
     config = run.config.changed(model={"weights": "int8"})
     provenance = {"int8_of": {"run": run.folder.name, "step": step}}
-    runs.create_with(quantize(params), step, folder, config, run.tokenizers, provenance)
+    runs.create_with(quantize(params), step, Run(folder, config, run.tokenizers, provenance))

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from transformer_jax.parallel.mesh import DATA, data_parallel_size, replicate
+from transformer_jax.parallel.mesh import DATA, replicate
 from transformer_jax.parallel.parameters import partition_tree
 
 REPLICATED = PartitionSpec()
@@ -80,8 +80,7 @@ def _pmap(step: Callable[..., Any], mesh: Mesh, donate: tuple[int, ...]) -> Call
     )
 
     def run(state: Any, batch: Any, *keys: jax.Array) -> Any:
-        rows = data_parallel_size(mesh)
-        split = jax.tree.map(lambda x: x.reshape(rows, -1, *x.shape[1:]), batch)
+        split = jax.tree.map(lambda x: x.reshape(mesh.size, -1, *x.shape[1:]), batch)
         return replicate(mapped(state, split, keys), mesh)
 
     return run

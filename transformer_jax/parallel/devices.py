@@ -86,6 +86,8 @@ def free_host_memory(root: Path = Path("/")) -> int:
 def _free_in_groups(root: Path) -> Iterator[int]:
     """Yields the free bytes of each control group with a limit: the process's own and those above.
 
+    They are the limit less what is used, not counting the page cache that can be reclaimed.
+
     In a container the groups above its own may not be mounted, and its own stand at the top.
     """
     groups = root / "proc/self/cgroup"
@@ -97,18 +99,10 @@ def _free_in_groups(root: Path) -> Iterator[int]:
             top, names = root / "sys/fs/cgroup/memory", _VERSION_1
         else:
             continue
-        group = top / path.strip("/")
+        group, (limit, usage, reclaimable) = top / path.strip("/"), names
         for folder in (group, *group.parents):
-            if folder.is_relative_to(top):
-                yield from _free_in_group(folder, *names)
-
-
-def _free_in_group(folder: Path, limit: str, usage: str, reclaimable: str) -> Iterator[int]:
-    """Yields the limit less what is used, not counting the page cache that can be reclaimed."""
-    if not (folder / limit).exists():
-        return
-    most = (folder / limit).read_text("utf-8").strip()
-    if most != "max":
-        statistics = (folder / "memory.stat").read_text("utf-8").splitlines()
-        cache = int(dict(line.split() for line in statistics).get(reclaimable, 0))
-        yield int(most) - int((folder / usage).read_text("utf-8")) + cache
+            file = folder / limit  # which only control groups have
+            if file.exists() and (most := file.read_text("utf-8").strip()) != "max":
+                statistics = (folder / "memory.stat").read_text("utf-8").splitlines()
+                cache = int(dict(line.split() for line in statistics).get(reclaimable, 0))
+                yield int(most) - int((folder / usage).read_text("utf-8")) + cache

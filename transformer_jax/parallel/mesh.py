@@ -26,6 +26,8 @@ DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
 AXES = (DATA, FSDP, TENSOR)
 """The axes of the mesh. Devices that are neighbors differ in the last one."""
 
+_AUTO = (AxisType.Auto,) * len(AXES)
+
 MESH_AXES: dict[str, str | tuple[str, ...] | None] = {
     "batch": (DATA, FSDP),
     "length": None,
@@ -46,8 +48,7 @@ AnyMesh = Mesh | AbstractMesh
 
 def make_abstract_mesh(config: MeshConfig, devices: int) -> AbstractMesh:
     """Returns a mesh over devices that are not here. UserError: their number does not fit."""
-    shape = mesh_shape(config, devices)
-    return AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return AbstractMesh(mesh_shape(config, devices), AXES, axis_types=_AUTO)
 
 
 def make_mesh(config: MeshConfig = DATA_PARALLEL, devices: Sequence[Any] | None = None) -> Mesh:
@@ -56,7 +57,7 @@ def make_mesh(config: MeshConfig = DATA_PARALLEL, devices: Sequence[Any] | None 
     shape = mesh_shape(config, len(devices))
     # jax.make_mesh does not split the axes of a TPU's torus between axes of the mesh.
     grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return Mesh(grid, AXES, axis_types=_AUTO)
 
 
 def topology_devices(name: str) -> list[Any]:
@@ -112,18 +113,12 @@ def check_mesh(config: Config, vocabularies: Sequence[int] = ()) -> None:
             f"execution.executor='pmap': needs mesh.fsdp=1 and mesh.tensor=1, not "
             f"{config.mesh.fsdp} and {tensor}; use execution.executor=jit"
         )
-    sizes = {"model.heads": model.heads, "model.d_ff": model.d_ff}
-    if model.kv_heads:
-        sizes["model.kv_heads"] = model.kv_heads
-    for name, size in sizes.items():
+    split = {"heads": model.heads, "d_ff": model.d_ff, "kv_heads": model.kv_heads or tensor}
+    sizes = {f"model.{name}={size}": size for name, size in split.items()}
+    sizes |= {f"the {n} ids of the vocabulary (tokenizer.vocabulary)": n for n in vocabularies}
+    for what, size in sizes.items():
         if size % tensor:
-            raise UserError(f"mesh.tensor={tensor}: must divide {name}={size}")
-    for size in vocabularies:
-        if size % tensor:
-            raise UserError(
-                f"mesh.tensor={tensor}: must divide the {size} ids of the vocabulary "
-                f"(tokenizer.vocabulary)"
-            )
+            raise UserError(f"mesh.tensor={tensor}: must divide {what}")
 
 
 def data_parallel_size(mesh: AnyMesh) -> int:
@@ -153,9 +148,8 @@ def local_shard(mesh: Mesh, microbatches: int = 1) -> Shard:
 def describe(mesh: AnyMesh) -> str:
     """Returns the number and the kind of the devices and the mesh, for a person."""
     kind = "devices" if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].device_kind
-    text = f"{mesh.size} {kind}"
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
-    return f"{text}, mesh {axes}" if axes else text
+    return f"{mesh.size} {kind}" + (f", mesh {axes}" if axes else "")
 
 
 def partition(names: tuple[str | None, ...]) -> PartitionSpec:

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer_jax.models.parameter_paths import dimension_names, map_with_paths
-from transformer_jax.parallel.mesh import FSDP, MESH_AXES, AnyMesh
+from transformer_jax.parallel.mesh import FSDP, AnyMesh, partition
 
 MIN_SHARDED_SIZE = 2**14
 """Arrays of fewer elements are not split over the axis "fsdp": to gather them takes longer than
@@ -36,19 +36,14 @@ def shardings(tree: Any, mesh: AnyMesh) -> Any:
 
 def with_shardings(shapes: Any, mesh: AnyMesh) -> Any:
     """Returns a tree of shapes and types that holds parameters, with shardings."""
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        shardings(shapes, mesh),
-    )
+    return jax.tree.map(lambda leaf, to: leaf.update(sharding=to), shapes, shardings(shapes, mesh))
 
 
 def _spec(mesh: AnyMesh, path: str, leaf: Any) -> PartitionSpec:
     names = dimension_names(path)
     # Optimizers may keep arrays of other shapes for a parameter.
-    axes: list[Any] = [MESH_AXES[name] for name in names] if len(names) == leaf.ndim else []
-    axes = axes or [None] * leaf.ndim
-    axes = [axis if axis and mesh.shape[axis] > 1 else None for axis in axes]
+    known = names if len(names) == leaf.ndim else (None,) * leaf.ndim
+    axes: list[Any] = [axis if axis and mesh.shape[axis] > 1 else None for axis in partition(known)]
     size = mesh.shape[FSDP]
     free = [i for i, axis in enumerate(axes) if axis is None and leaf.shape[i] % size == 0]
     if size > 1 and leaf.size >= MIN_SHARDED_SIZE and free:

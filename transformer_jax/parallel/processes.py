@@ -263,8 +263,7 @@ def require_same_everywhere(config: Config, facts: dict[str, str]) -> None:
         if (wanted := theirs["facts"].get(name)) not in (None, fact):
             changed.append(f"{name}: {wanted[:12]} -> {fact[:12]}")
     if maximum(len(changed)):
-        index, _ = this_process()
-        what = f"process {index} has another config or data than process 0"
+        what = f"process {jax.process_index()} has another config or data than process 0"
         raise UserError(
             f"{what} ({'; '.join(changed)})" if changed else "a process has another config or data"
         )

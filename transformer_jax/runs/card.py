@@ -12,7 +12,7 @@ from etils import epath
 
 from transformer_jax.config import Config, from_json, to_json
 from transformer_jax.data.order import VERSION
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, about
 from transformer_jax.files import parse_json
 from transformer_jax.runs import run
 from transformer_jax.runs.run import Run
@@ -102,15 +102,13 @@ def load(name: str) -> Card:
     path, row = name, ""
     if "#" in name and not Path(name).is_file():
         path, _, row = name.rpartition("#")
-    try:
+    with about(f"card {name}"):
         card = _find(parse_json(Path(path).read_bytes()), row)
         if card.get("format") != FORMAT:
             raise UserError(f"format={card.get('format')!r}: this version reads {FORMAT}")
         config = from_json(card.get("config"))
         provenance = card.get("provenance")
         _check(config, provenance if isinstance(provenance, dict) else {})
-    except (UserError, OSError) as error:
-        raise UserError(f"card {name}: {getattr(error, 'strerror', None) or error}") from error
     return Card(name, config, card["provenance"])
 
 

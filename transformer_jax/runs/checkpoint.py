@@ -41,7 +41,7 @@ from etils import epath
 from orbax.checkpoint import type_handlers
 
 from transformer_jax import files
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, about
 from transformer_jax.files import AnyPath
 from transformer_jax.parallel.processes import broadcast, is_coordinator, wait_for_all
 from transformer_jax.runs import manifest
@@ -102,13 +102,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         # With asynchronous creation, a thread and the process can wait for a folder forever after
         # a write has failed.
         options = ocp.options.AsyncOptions(create_directories_asynchronously=False)
-        self._orbax = ocp.AsyncCheckpointer(
-            ocp.CompositeCheckpointHandler(
-                composite_options=ocp.CompositeOptions(async_options=options),
-                handler_registry=handlers,
-            ),
-            async_options=options,
-        )
+        inner = ocp.CompositeOptions(async_options=options)
+        handler = ocp.CompositeCheckpointHandler(composite_options=inner, handler_registry=handlers)
+        self._orbax = ocp.AsyncCheckpointer(handler, async_options=options)
         self._background = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
         self._used: set[str] = set()  # names of checkpoints
@@ -275,7 +271,9 @@ def restore(folder: AnyPath, step: int, tree: str, like: Any = None) -> Any:
         like = stored if like is None else like
         names, wanted = _leaves_by_name(stored), _leaves_by_name(like)
         require_same(f"{manifest.describe(path)}: {tree}", names, wanted)
-        arguments = [_restore_args(wanted[name]) for name in names]
+        shardings = [getattr(wanted[name], "sharding", None) for name in names]
+        on_host = ocp.RestoreArgs(restore_type=np.ndarray)
+        arguments = [ocp.ArrayRestoreArgs(sharding=x) if x else on_host for x in shardings]
         arguments = jax.tree.unflatten(jax.tree.structure(stored), arguments)
         arguments = ocp.args.PyTreeRestore(restore_args=arguments)
         arrays = _leaves_by_name(orbax.restore(place, args=arguments))
@@ -286,10 +284,8 @@ def progress(folder: AnyPath, step: int) -> dict[str, Any]:
     """Returns the `progress` that was saved. UserError: as `restore`."""
     path = _find(folder, step)
     manifest.verify(path, _PROGRESS)
-    try:
+    with about(f"{manifest.describe(path)}: {_PROGRESS}"):
         return files.parse_json((path / _PROGRESS).read_bytes())
-    except UserError as error:
-        raise UserError(f"{manifest.describe(path)}: {_PROGRESS}: {error}") from error
 
 
 def digest(folder: AnyPath, step: int, tree: str) -> str:
@@ -400,13 +396,6 @@ def _leaves_by_name(tree: Any) -> dict[str, Any]:
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
-
-
-def _restore_args(leaf: Any) -> ocp.RestoreArgs:
-    sharding = getattr(leaf, "sharding", None)
-    if sharding is None:
-        return ocp.RestoreArgs(restore_type=np.ndarray)
-    return ocp.ArrayRestoreArgs(sharding=sharding)
 
 
 def require_same(where: str, stored: dict[str, Any], wanted: dict[str, Any]) -> None:

@@ -113,7 +113,11 @@ def _beating(folder: AnyPath) -> Iterator[None]:
         while not released.wait(BEAT):
             with suppress(Exception):  # the next one may arrive
                 if (text := _read(path)) and not text.startswith(holder):
-                    _give_up(_held(folder, text))
+                    # Another process has taken the lock of a holder that gave no sign for long,
+                    # such as one that was suspended, and may be writing to the run already.
+                    error = f"{_held(folder, text)}; this process has lost the run"
+                    print(f"transformer-jax: error: {error}", file=sys.stderr)
+                    end_now(2)
                 write()
 
     _wait_until_stale(folder, path)
@@ -130,13 +134,6 @@ def _beating(folder: AnyPath) -> Iterator[None]:
         thread.join()
         if _read(path).startswith(holder):
             path.unlink(missing_ok=True)
-
-
-def _give_up(error: UserError) -> None:
-    """Ends the process: another one has taken the lock of a holder that gave no sign for long, such
-    as a process that was suspended, and may be writing to the run already."""
-    print(f"transformer-jax: error: {error}; this process has lost the run", file=sys.stderr)
-    end_now(2)
 
 
 def _wait_until_stale(folder: AnyPath, path: AnyPath) -> None:

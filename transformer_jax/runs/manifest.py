@@ -9,7 +9,7 @@ import json
 from typing import Any, NamedTuple
 
 from transformer_jax import files
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, about
 from transformer_jax.files import AnyPath
 
 FORMAT = 5
@@ -61,12 +61,10 @@ def read(checkpoint: AnyPath) -> Manifest:
     UserError: it is missing or damaged. OtherFormatError: it is of another format.
     """
     where = describe(checkpoint)
-    try:
+    if not (checkpoint / NAME).exists():
+        raise UserError(f"{where}: half-written, without {NAME}")
+    with about(f"{where}: {NAME} is damaged"):
         values = files.parse_json((checkpoint / NAME).read_bytes())
-    except FileNotFoundError as error:
-        raise UserError(f"{where}: half-written, without {NAME}") from error
-    except (OSError, UserError) as error:
-        raise UserError(f"{where}: {NAME} is damaged: {error}") from error
     digest = values.pop("sha256", None) if isinstance(values, dict) else None
     match values:
         case {"format": int(version)} if version != FORMAT:
@@ -94,10 +92,8 @@ def verify(checkpoint: AnyPath, part: str) -> None:
             raise UserError(f"{where}: {name} is missing")
         if name not in listed:
             raise UserError(f"{where}: {name} is not in {NAME}")
-        try:
+        with about(f"{where}: {name} cannot be read"):  # by a disk that fails
             same = _measure(found[name]) == listed[name]
-        except OSError as error:  # of a disk that fails
-            raise UserError(f"{where}: {name} cannot be read: {error.strerror or error}") from error
         if not same:
             raise UserError(f"{where}: {name} is damaged: its size or digest differs from {NAME}")
 

@@ -23,7 +23,7 @@ from etils import epath
 
 from transformer_jax import files
 from transformer_jax.config import DATA_PARALLEL, Config, from_json, to_json
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, about
 from transformer_jax.files import AnyPath
 from transformer_jax.runs import checkpoint, lock
 from transformer_jax.text import tokenizer
@@ -40,13 +40,8 @@ _UNFINISHED = ".unfinished"
 no run, and another process may create it anew."""
 
 _PACKAGES = (
-    "transformer-jax",
-    "jax",
-    "jaxlib",
-    "flax",
-    "optax",
-    "orbax-checkpoint",
-    "sentencepiece",
+    *("transformer-jax", "jax", "jaxlib", "flax", "optax"),
+    *("orbax-checkpoint", "sentencepiece"),
 )
 
 
@@ -101,31 +96,25 @@ class Run:
         return checkpoint.restore(self.checkpoints, step, "weights", like)
 
 
-def create(
-    folder: epath.PathLike,
-    config: Config,
-    tokenizers: Tokenizers,
-    provenance: dict[str, Any],
-    save: Callable[[AnyPath], None] = lambda _: None,
-) -> Run:
-    """Creates a run whole or not at all, in a folder that must be missing or empty.
+def create(run: Run, save: Callable[[AnyPath], None] = lambda _: None) -> Run:
+    """Creates a run whole or not at all, in its folder, which must be missing or empty.
 
     `save` is called with the future folder of checkpoints and may write some there.
     """
-    folder = files.find_path(folder)
+    folder = run.folder
     if not _is_free(folder):
         raise UserError(f"run {folder}: is not empty; name a new folder")
     with _unfinished(folder), files.named(folder):
-        tokenizer.save(tokenizers, folder)
-        save(folder / "checkpoints")
+        tokenizer.save(run.tokenizers, folder)
+        save(run.checkpoints)
         stored = {
             "format": FORMAT,
-            "config": to_json(config),
-            "tokenizers": [side.digest for side in tokenizers],
-            "provenance": provenance,
+            "config": to_json(run.config),
+            "tokenizers": [side.digest for side in run.tokenizers],
+            "provenance": run.provenance,
         }
         _write(folder / "config.json", stored)  # last: it makes the folder a run
-    return Run(folder, config, tokenizers, provenance)
+    return run
 
 
 def update(old: Run, config: Config) -> Run:
@@ -149,24 +138,18 @@ def average(source: Run, steps: Sequence[int], folder: epath.PathLike) -> Run:
     source.require_float32()
     params = checkpoint.average(source.checkpoints, steps)
     provenance = {"average_of": {"run": source.folder.name, "steps": list(steps)}}
-    return create_with(params, max(steps), folder, source.config, source.tokenizers, provenance)
+    made = dataclasses.replace(source, folder=files.find_path(folder), provenance=provenance)
+    return create_with(params, max(steps), made)
 
 
-def create_with(
-    params: Params,
-    step: int,
-    folder: epath.PathLike,
-    config: Config,
-    tokenizers: Tokenizers,
-    provenance: dict[str, Any],
-) -> Run:
-    """Creates a run in `folder` that has these parameters as its only checkpoint."""
+def create_with(params: Params, step: int, run: Run) -> Run:
+    """Creates a run that has these parameters as its only checkpoint."""
 
     def save(checkpoints: AnyPath) -> None:
         with checkpoint.Checkpoints(checkpoints, keep=1) as writer:
             writer.save(step, {"weights": params}, {}, best=True)
 
-    return create(folder, config, tokenizers, provenance, save)
+    return create(run, save)
 
 
 def exists(folder: epath.PathLike) -> bool:
@@ -228,10 +211,8 @@ def read_config(path: AnyPath) -> tuple[dict[str, Any], Config]:
         raise UserError(f"{path}: is not a run's config")
     if stored.get("format") != FORMAT:
         raise UserError(f"{path}: format={stored.get('format')!r}: this version reads {FORMAT}")
-    try:
+    with about(path):
         config = from_json(stored["config"])
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
     match stored.get("tokenizers"):
         case [str(), str()]:
             pass
@@ -255,10 +236,9 @@ def _digest(stored: dict[str, Any]) -> str:
 
 
 def _read(path: AnyPath) -> Any:
-    try:
-        return files.parse_json(path.read_bytes())
-    except UserError as error:
-        raise UserError(f"{path}: is damaged: {error}") from error
+    content = path.read_bytes()
+    with about(f"{path}: is damaged"):
+        return files.parse_json(content)
 
 
 def _write(path: AnyPath, stored: dict[str, Any]) -> None:

@@ -40,8 +40,6 @@ TOKENIZED = 20_000
 PAIRS, TOKENS = 64, 24
 """Pairs of each corpus that the model is checked on, and the tokens that are kept of a sentence."""
 ROWS = 8
-TREES = ("weights", "training")
-"""The parts of a checkpoint."""
 Limits = Mapping[str, float]
 """The largest difference by type of the computation."""
 
@@ -161,8 +159,7 @@ class Subject:
 
     def arrays(self, plan: Plan, packed: bool = False) -> Batch:
         """Returns the arrays of a batch."""
-        start_id = self.config.model.start_id
-        return make_batch(self.examples, plan, packed=packed, start_id=start_id)
+        return make_batch(self.examples, plan, packed=packed, start_id=self.config.model.start_id)
 
 
 def _on_one_device(config: Config, sizes: tuple[int, int]) -> StepSetup:
@@ -280,7 +277,8 @@ def resuming_error(subject: Subject) -> float:
         config = subject.config.changed(train=limits | {"steps": steps})
         config = replace(config, mesh=MeshConfig())
         folder = train(config, subject.folder / name).checkpoints
-        return jax.tree.leaves([checkpoint.restore(folder, steps, x) for x in TREES])
+        trees = [checkpoint.restore(folder, steps, part) for part in ("weights", "training")]
+        return jax.tree.leaves(trees)
 
     whole = state_after("whole", 4)
     state_after("stopped", 2)

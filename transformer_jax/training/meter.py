@@ -181,19 +181,10 @@ class Meter:
             for name, count in zip(names, sums.drawn, strict=True):
                 pairs[name] += count  # a corpus may be named twice
             values["pairs"] = dict(pairs)
-        self._report(
-            "train",
-            step,
-            done=share,
-            seconds_left=left,
-            epoch=epoch,
-            **values,
-            lr=self._rate(step),
-            tokens_per_s=sums.metrics["tokens"] / elapsed,
-            target_tokens=sums.target_tokens,
-            padding=1 - sums.used / sums.slots,
-            minutes=self.seconds() / 60,
-        )
+        values |= {"lr": self._rate(step), "tokens_per_s": sums.metrics["tokens"] / elapsed}
+        values |= {"target_tokens": sums.target_tokens, "padding": 1 - sums.used / sums.slots}
+        values["minutes"] = self.seconds() / 60
+        self._report("train", step, done=share, seconds_left=left, epoch=epoch, **values)
         self._since = time.monotonic()
         carried = {"target_tokens", "skipped", "skipped_in_row"}
         self._sums = Sums(**{name: getattr(sums, name) for name in carried})

@@ -24,7 +24,6 @@ from transformer_jax.data.buckets import ROWS_MULTIPLE, Shape
 from transformer_jax.flops import count_matmuls
 from transformer_jax.models.parameter_paths import split
 from transformer_jax.parallel import mesh as meshes
-from transformer_jax.parallel.compile import REPLICATED
 from transformer_jax.parallel.devices import find_accelerator, usable_host_memory
 from transformer_jax.parallel.parameters import with_shardings
 from transformer_jax.training.setup import Setup, StepSetup, empty_batch, prepare_step
@@ -144,11 +143,6 @@ class Memory(NamedTuple):
     batch: int
     temporaries: int
 
-    @property
-    def arguments(self) -> int:
-        """Returns the bytes that exist before the step runs, without its rng."""
-        return self.params + self.rest + self.batch
-
 
 class Planner:
     """Plans the steps of a checked config, and of its variants.
@@ -244,8 +238,8 @@ def remedies(
     fits by the estimate.
     """
     flops = sum(map(planner.flops, shapes))
-    for family in _families(planner.config, planner.setup.mesh.size):
-        for section, field, value in family:
+    for section, field, values in _families(planner.config, planner.setup.mesh.size):
+        for value in values:
             changed = planner.variant(section, **{field: value})
             share = changed.config.data.batch_tokens / planner.config.data.batch_tokens
             smaller = [_with_rows(shape, share) for shape in shapes]
@@ -260,21 +254,20 @@ def remedies(
                 break
 
 
-def _families(config: Config, devices: int) -> Iterator[list[tuple[str, str, Any]]]:
-    """Yields changes of one kind, the smallest first."""
-    powers = [2, 4, 8, 16, 32]
-    tokens = config.optimizer.microbatch_tokens
-    if tokens is None:
-        yield [("optimizer", "accumulate", config.optimizer.accumulate * n) for n in powers]
+def _families(config: Config, devices: int) -> Iterator[tuple[str, str, list[Any]]]:
+    """Yields the section and the field of each kind of change, and values, the nearest first."""
+    powers, mesh, options = [2, 4, 8, 16, 32], config.mesh, config.optimizer
+    if options.microbatch_tokens is None:
+        yield "optimizer", "accumulate", [options.accumulate * n for n in powers]
     else:
-        yield [("optimizer", "microbatch_tokens", max(tokens // n, 1)) for n in powers]
-    mesh = config.mesh
+        tokens = [max(options.microbatch_tokens // n, 1) for n in powers]
+        yield "optimizer", "microbatch_tokens", tokens
     if mesh.data == -1 and config.execution.executor == "jit":
         sizes = [mesh.fsdp * n for n in (*powers, 64, 128, 256)]
-        yield [("mesh", "fsdp", n) for n in sizes if devices % (n * mesh.tensor) == 0]
-    stronger = {"none": ("matmuls", "layers"), "matmuls": ("layers",), "layers": ()}
-    yield [("execution", "remat", remat) for remat in stronger[config.execution.remat]]
-    yield [("data", "batch_tokens", config.data.batch_tokens // n) for n in powers]
+        yield "mesh", "fsdp", [n for n in sizes if devices % (n * mesh.tensor) == 0]
+    remats = ["none", "matmuls", "layers"]
+    yield "execution", "remat", remats[remats.index(config.execution.remat) + 1 :]
+    yield "data", "batch_tokens", [config.data.batch_tokens // n for n in powers]
 
 
 def _with_rows(shape: Shape, share: float) -> Shape:
@@ -310,15 +303,14 @@ def device_memory(mesh: meshes.AnyMesh) -> int:
 
 def compile_training_step(setup: StepSetup, shape: Shape) -> Any:
     """Returns the training step, compiled for batches of this shape."""
-    step, mesh = setup.compile_update(), setup.mesh
-    rows = NamedSharding(mesh, meshes.partition(("batch",)))
-    batch = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows),
-        empty_batch(shape, setup.config.data.packing),
-    )
-    key = jax.eval_shape(jax.random.key, 0)
-    key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=NamedSharding(mesh, REPLICATED))
-    return step.lower(setup.abstract_state, batch, key).compile()
+
+    def placed(names: tuple[str, ...], x: Any) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(setup.mesh, meshes.partition(names))
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    batch = jax.tree.map(partial(placed, ("batch",)), empty_batch(shape, setup.config.data.packing))
+    key = placed((), jax.eval_shape(jax.random.key, 0))
+    return setup.compile_update().lower(setup.abstract_state, batch, key).compile()
 
 
 def _bytes(tree: Any) -> int:

@@ -1,7 +1,7 @@
 """Traces steps of training with JAX's profiler."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import jax
 from etils import epath
@@ -25,18 +25,13 @@ def profiler(folder: AnyPath, start: int, steps: int) -> Iterator[Callable[[int,
 
     Yields a function to call with the number and the metrics of each step after step `start`.
     """
-    running = False
+    with ExitStack() as running:
 
-    def trace(step: int, metrics: Metrics) -> None:
-        nonlocal running
-        if steps and step == start + 3:
-            jax.profiler.start_trace(str(folder))
-            running = True
-        elif running and step >= start + 3 + steps:
-            jax.block_until_ready(metrics)
-            jax.profiler.stop_trace()
-            running = False
+        def trace(step: int, metrics: Metrics) -> None:
+            if steps and step == start + 3:
+                running.enter_context(jax.profiler.trace(str(folder)))
+            elif steps and step == start + 3 + steps:
+                jax.block_until_ready(metrics)
+                running.close()
 
-    yield trace
-    if running:
-        jax.profiler.stop_trace()
+        yield trace

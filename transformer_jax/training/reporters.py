@@ -62,11 +62,10 @@ class Terminal(AbstractContextManager["Terminal"]):
     """
 
     def __init__(self) -> None:
-        live = sys.stderr.isatty()  # Jupyter sets FORCE_COLOR, by which Rich would decide
+        self._live = sys.stderr.isatty()  # Jupyter sets FORCE_COLOR, by which Rich would decide
         options: Any = {"highlight": False, "soft_wrap": True, "emoji": False}
-        self._console = Console(stderr=True, force_terminal=live, **options)
+        self._console = Console(stderr=True, force_terminal=self._live, **options)
         columns = (BarColumn(bar_width=16), TextColumn("{task.description}", markup=False))
-        self._live = self._console.is_terminal
         self._progress = Progress(*columns, console=self._console, transient=True)
         self._task = self._progress.add_task("", total=1.0)
 
@@ -122,11 +121,8 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
         records, problems = whole_records(self._path)
         for problem in problems:
             logger.warning("%s; the line is dropped", problem)
-        records = [
-            record
-            for record in records
-            if record["step"] <= (evaluated if record.get("kind") == "evaluation" else step)
-        ]
+        last: dict[Any, int] = {"evaluation": evaluated}  # of these; of other records, `step`
+        records = [each for each in records if each["step"] <= last.get(each.get("kind"), step)]
         if (newest := last_step(records)) < expected:
             lost = newest + 1, expected
             logger.warning("%s: records of steps %d to %d are lost", self._path, *lost)

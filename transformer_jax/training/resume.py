@@ -160,7 +160,7 @@ def store_run(start: Start, run: Run, metrics: MetricsFile, step: int, progress:
     training goes on; waits until all processes see the run. UserError: one does not."""
     if processes.is_coordinator():
         if start.continued is None:
-            runs.create(run.folder, run.config, run.tokenizers, run.provenance)
+            runs.create(run)
         else:
             runs.update(start.continued, run.config)
         every = (start.continued or run).config.train.log_every
@@ -176,10 +176,9 @@ def store_run(start: Start, run: Run, metrics: MetricsFile, step: int, progress:
 
 def checkpoint_trees(state: TrainState) -> dict[str, Any]:
     """Returns the trees of a checkpoint: the parameters for translation, and all other state."""
-    rest = state._asdict() | {"params": None, "ema": None}
+    rest = {name: tree for name, tree in state._asdict().items() if name not in ("params", "ema")}
     if state.ema is not None:
         rest["params"] = restrict(state.params, state.ema)
-    rest = {name: tree for name, tree in rest.items() if tree is not None}
     return {"weights": state.eval_params, "training": rest}
 
 
@@ -204,10 +203,9 @@ def restored(run: Run, setup: Setup) -> tuple[TrainState, Progress] | None:
                 for name, like in checkpoint_trees(state).items()
             }
             progress = Progress(**checkpoint.progress(run.checkpoints, step))
-        except manifest.OtherFormatError:  # which is not damaged, and would be replaced
-            raise
         except UserError as error:
-            if step == steps[0]:
+            # A checkpoint of another format is not damaged, and would be replaced.
+            if step == steps[0] or isinstance(error, manifest.OtherFormatError):
                 raise
             logger.warning("%s; continuing from the checkpoint before it", error)
             continue

@@ -140,7 +140,7 @@ class Setup(StepSetup):
     def describe(self) -> list[str]:
         """Returns lines on the corpora, the batches and the devices. UserError: a corpus cannot be
         read."""
-        loader = self.loader
+        loader, reports = self.loader, {name: dev.examples.report for name, dev in self.dev.items()}
         shapes = [f"{s.rows}x{s.source}x{s.target}" for s in loader.shapes]
         return [
             f"corpus: {self.examples.report}",
@@ -151,11 +151,7 @@ class Setup(StepSetup):
             f"{self.config.train.log_every} steps",
             *describe_end(self.config, loader.batches_per_epoch),
             *describe_mixture(self.examples.sizes, self.config.data),
-            *(
-                f"{name}: {dev.examples.report}"
-                for name, dev in self.dev.items()
-                if dev.examples.report.left_out
-            ),
+            *(f"{name}: {report}" for name, report in reports.items() if report.left_out),
             *summarize(Corpora.of(self.config.data), self.tokenizers),
         ]
 
@@ -221,12 +217,10 @@ def load_data(
     the caller has them already, so that they are hashed once. UserError: input cannot be read or
     trained on.
     """
-    corpora = corpora or Corpora.of(config.data)
-    process_index, _ = this_process()
+    corpora, (index, _) = corpora or Corpora.of(config.data), this_process()
     if tokenizers is None:
-        tokenizers = tokenizers_of(corpora.train, config, process_index)
-    options: Any = {"filters": True, "process_index": process_index}
-    examples = tokenize(corpora.train, tokenizers, config, **options)
+        tokenizers = tokenizers_of(corpora.train, config, index)
+    examples = tokenize(corpora.train, tokenizers, config, filters=True, process_index=index)
     dev: dict[str, DevSet] = {}
     for corpus in corpora.dev:
         dev[corpus.name] = load_dev_set(corpus, tokenizers, config)

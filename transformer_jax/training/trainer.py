@@ -130,8 +130,7 @@ class Trainer:
                 self.meter.add(self.step, metrics, loaded, self.ideal_seconds(batch))
                 trace(self.step, metrics)
             self.checkpoints.wait()
-        text = f"step {self.step}: {reason}; run {self.folder}"
-        self.report("message", self.step, text=text)
+        self.report("message", self.step, text=f"step {self.step}: {reason}; run {self.folder}")
 
     def _between_steps(self) -> str:
         """Evaluates and saves if it is time. Returns why training ends; "": it goes on."""

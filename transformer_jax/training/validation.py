@@ -1,17 +1,16 @@
 """Scores a model on corpora: loss, perplexity and the scores of its translations."""
 
 import contextlib
-import dataclasses
-import functools
 import math
 import reprlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.buckets import Lengths
@@ -22,15 +21,13 @@ from transformer_jax.decoding.loop import Cancelled
 from transformer_jax.decoding.scoring import Scorer
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError, printable
-from transformer_jax.models.quantization import dequantize
-from transformer_jax.models.transformer import Model
 from transformer_jax.parallel import processes
 from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.mesh import local_shard, shard_batch
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.training.setup import DevSet, Setup, load_dev_set
 from transformer_jax.training.step import eval_step, loss_fn
-from transformer_jax.types import Batch, Params
+from transformer_jax.types import Params
 
 SAMPLES = 3
 """Number of translations of each corpus that are shown."""
@@ -93,37 +90,6 @@ def metric_name(metric: Metric) -> str:
     return getattr(metric, "__name__", type(metric).__name__)
 
 
-def dev_loss_fn(
-    model: Model,
-    config: Config,
-    mesh: Mesh,
-    dev: Iterable[DevSet],
-    cancelled: Callable[[], bool] = lambda: False,
-) -> Callable[[Params, Examples], dict[str, float]]:
-    """Returns a function (params, examples) -> loss and perplexity, without label smoothing.
-
-    dev: all that will be scored, for which the shapes of batches are chosen together. cancelled: is
-    called before each batch; if it returns True, the function raises Cancelled.
-    """
-    loss, shard = loss_fn(model), local_shard(mesh)
-    each = [part.examples.lengths for part in dev]
-    lengths = functools.reduce(Lengths.joined, each) if each else None
-
-    def step(params: Params, batch: Batch, **options: Any) -> Any:
-        return eval_step(dequantize(params), batch, loss=loss, **options)
-
-    executor, deterministic = config.execution.executor, config.execution.deterministic
-    losses = compile_step(step, mesh, executor=executor, deterministic=deterministic)
-
-    def sums(params: Params, examples: Examples) -> Iterator[Any]:
-        for batch in evaluation_batches(examples, config, shard, lengths):
-            if cancelled():
-                raise Cancelled
-            yield jax.block_until_ready(losses(params, shard_batch(batch, mesh)))
-
-    return lambda params, examples: corpus_loss(sums(params, examples))
-
-
 class DevScores:
     """Scores the development corpora of training, by loss and by greedy translation.
 
@@ -134,11 +100,26 @@ class DevScores:
     def __init__(
         self, setup: Setup, cancelled: Callable[[], bool], metric: Metric | None = None
     ) -> None:
-        config, self._dev, self._metric = setup.config, setup.dev, metric
-        self._tokenize, self._lines = config.train.tokenize, config.train.dev_lines
-        self.loss = dev_loss_fn(setup.model, config, setup.mesh, setup.dev.values(), cancelled)
-        greedy = dataclasses.replace(config, decode=DecodeConfig(beam=1))
+        self._setup, self._cancelled, self._metric = setup, cancelled, metric
+        loss, options = partial(eval_step, loss=loss_fn(setup.model)), setup.config.execution
+        executor: Any = {"executor": options.executor, "deterministic": options.deterministic}
+        self._losses = compile_step(loss, setup.mesh, **executor)
+        greedy = replace(setup.config, decode=DecodeConfig(beam=1))
         self.translator = Translator(greedy, setup.tokenizers, {}, setup.mesh, cancelled=cancelled)
+
+    def loss(self, params: Params, examples: Examples) -> dict[str, float]:
+        """Returns loss and perplexity, without label smoothing. Cancelled: scoring is given up."""
+        config, mesh = self._setup.config, self._setup.mesh
+        # The shapes of batches are chosen for all corpora together.
+        lengths = reduce(Lengths.joined, (dev.examples.lengths for dev in self._setup.dev.values()))
+
+        def sums() -> Iterator[Any]:
+            for batch in evaluation_batches(examples, config, local_shard(mesh), lengths):
+                if self._cancelled():
+                    raise Cancelled
+                yield jax.block_until_ready(self._losses(params, shard_batch(batch, mesh)))
+
+        return corpus_loss(sums())
 
     def __call__(
         self, params: Params, decode: bool = True
@@ -147,17 +128,17 @@ class DevScores:
 
         decode: whether to translate; otherwise the scores are loss and perplexity.
         """
-        translator = self.translator.with_params(params)
+        translator, options = self.translator.with_params(params), self._setup.config.train
         scores: dict[str, dict[str, float]] = {}
         samples: list[Any] = []
         try:
-            for name, dev in self._dev.items():
+            for name, dev in self._setup.dev.items():
                 scores[name] = self.loss(params, dev.examples)
                 if not decode:
                     continue
-                sources, references = dev.sources[: self._lines], dev.references[: self._lines]
+                sources, references = (side[: options.dev_lines] for side in dev[1:])
                 outputs = translator(sources)
-                scored = score(outputs, [references], tokenize=self._tokenize)
+                scored = score(outputs, [references], tokenize=options.tokenize)
                 scores[name] |= {metric: scored[metric] for metric in ("bleu", "chrf")}
                 if metric := self._metric:
                     value = measure(metric, sources, outputs, references)
@@ -201,9 +182,8 @@ def evaluate(
     every: dict[str, DevSet] = {}
     for name in corpora:
         corpus = Corpus(name, "validation", config.data.fields)
-        processes.require_same_everywhere(
-            config, {name: corpus.digest}
-        )  # else one waits for another's cache
+        # Else one process would wait for another's cache.
+        processes.require_same_everywhere(config, {name: corpus.digest})
         every[name] = load_dev_set(corpus, translator.tokenizers, config)
         warn_of_unspaced(name, every[name].references, tokenize)
     scorer = Scorer.like(translator)
