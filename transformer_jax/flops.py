@@ -51,7 +51,9 @@ def count_matmuls(jaxpr: Any) -> Size:
 def _count_equation(name: str, equation: Any) -> Size:
     inner = [count_matmuls(jaxpr) for jaxpr in _subjaxprs(equation.params)]
     if name == "dot_general":
-        return _count_matmul(equation)
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        sizes = [equation.invars[0].aval.shape[i] for i in contracted]
+        return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(sizes)
     if name == "scan":
         return equation.params["length"] * sum(inner)
     if name == "while" and any(inner):
@@ -61,12 +63,6 @@ def _count_equation(name: str, equation: Any) -> Size:
             "matmuls cannot be counted; use a fixed length (lax.scan)"
         )
     return max(inner) if name == "cond" else sum(inner)
-
-
-def _count_matmul(equation: Any) -> Size:
-    (contracted, _), _ = equation.params["dimension_numbers"]
-    shape = equation.invars[0].aval.shape
-    return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(shape[i] for i in contracted)
 
 
 def _subjaxprs(params: dict[str, Any]) -> Iterator[Any]:

@@ -105,32 +105,27 @@ def load(folder: Path) -> Imported:
     UserError: a file is missing or damaged, or the model has an option or an array without a
     counterpart here.
     """
+    digests: dict[str, str] = {}
     with about(folder):
         _require_safetensors(folder)
-        return _load(folder)
-
-
-def _load(folder: Path) -> Imported:
-    digests: dict[str, str] = {}
-    config, search, tokens = (
-        _read_options(folder / name, digests) if (folder / name).exists() else {}
-        for name in ("config.json", "generation_config.json", "tokenizer_config.json")
-    )
-    # Models that are older than generation_config.json have the search in config.json.
-    kept = {name: value for name, value in config.items() if not (search and name in _SEARCH)}
-    options = _Options(with_defaults(kept | search, _SUPPORTED))
-    # In older files, tokens are objects with a content.
-    tokens = {name: v.get("content") if isinstance(v, dict) else v for name, v in tokens.items()}
-    separate = with_defaults(tokens, _SUPPORTED_TOKENS)["separate_vocabs"]
-    vocabularies = _read_vocabularies(folder, digests, separate=separate)
-    tokenizers = Tokenizers(*(each.tokenizer for each in vocabularies))
-    arrays = _read_arrays(folder / WEIGHTS, digests, options)
-    model = _config(options, arrays, tokenizers.target)
-    arrays = _with_our_rows(arrays, model, vocabularies, _impossible(options))
-    like = abstract_params(model, *tokenizers.sizes)
-    params = params_from_arrays(arrays, like, lambda path: their_name(path, model))
-    decode = _search(options, tokenizers.target)
-    return Imported(model, decode, tokenizers, params, digests)
+        config, search, tokens = (
+            _read_options(folder / name, digests) if (folder / name).exists() else {}
+            for name in ("config.json", "generation_config.json", "tokenizer_config.json")
+        )
+        # Models that are older than generation_config.json have the search in config.json.
+        kept = {name: value for name, value in config.items() if not (search and name in _SEARCH)}
+        options = _Options(with_defaults(kept | search, _SUPPORTED))
+        # In older files, tokens are objects with a content.
+        tokens = {k: v.get("content") if isinstance(v, dict) else v for k, v in tokens.items()}
+        separate = with_defaults(tokens, _SUPPORTED_TOKENS)["separate_vocabs"]
+        vocabularies = _read_vocabularies(folder, digests, separate=separate)
+        tokenizers = Tokenizers(*(each.tokenizer for each in vocabularies))
+        arrays = _read_arrays(folder / WEIGHTS, digests, options)
+        model = _config(options, arrays, tokenizers.target)
+        arrays = _with_our_rows(arrays, model, vocabularies, _impossible(options))
+        like = abstract_params(model, *tokenizers.sizes)
+        params = params_from_arrays(arrays, like, lambda path: their_name(path, model))
+        return Imported(model, _search(options, tokenizers.target), tokenizers, params, digests)
 
 
 def their_name(path: str, config: ModelConfig) -> str:
