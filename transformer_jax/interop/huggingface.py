@@ -232,13 +232,11 @@ def _config(
         if options[sides[0]] != options[sides[1]]:
             values = ", ".join(f"{each}={options[each]!r}" for each in sides)
             raise UserError(f"{values}: must be the same")
-    tied = "decoder" if options["tie_word_embeddings"] else "none"
-    if options["share_encoder_decoder_embeddings"]:
-        if tied == "none":
-            raise UserError("tie_word_embeddings=False: must be True with shared embeddings")
-        tied = "all"
+    shared, tied = options["share_encoder_decoder_embeddings"], options["tie_word_embeddings"]
+    if shared and not tied:
+        raise UserError("tie_word_embeddings=False: must be True with shared embeddings")
     start: int | None = _our_id(options["decoder_start_token_id"], "decoder_start_token_id", target)
-    embeddings = arrays.get(_SHARED if tied == "all" else _EMBEDDINGS[1], np.zeros((0, 0)))
+    embeddings = arrays.get(_SHARED if shared else _EMBEDDINGS[1], np.zeros((0, 0)))
     if start == PAD and not embeddings[target.model_ids[PAD] :][:1].any():
         start = None
     return ModelConfig(
@@ -251,7 +249,7 @@ def _config(
         norm_eps=NORM_EPS,
         position_layout="halves",
         activation=ACTIVATIONS[options["activation_function"]],
-        tied=tied,
+        tied="all" if shared else "decoder" if tied else "none",
         output_bias=True,
         embedding_scale=None if options["scale_embedding"] else 1.0,
         decoder_start_id=start,
