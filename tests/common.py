@@ -1,7 +1,6 @@
 """Small models, batches and comparisons that several tests share."""
 
 import random
-import socket
 import subprocess
 import time
 import unicodedata
@@ -18,6 +17,7 @@ from flax.traverse_util import flatten_dict
 from sentencepiece import SentencePieceProcessor
 
 from tools.processes import finish
+from transformer_jax.cli.launch import free_port as free_port
 from transformer_jax.cli.main import main
 from transformer_jax.config import (
     Config,
@@ -300,12 +300,6 @@ def translations(fixtures: Path) -> list[list[str]]:
     """Source, greedy translation, and translation with four beams, of the run in `fixtures`."""
     text = (fixtures / "run_translations.tsv").read_text("utf-8")
     return [line.split("\t") for line in text.splitlines()]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:

@@ -84,42 +84,27 @@ BAD = [
     ({"model": {"norm": "both"}}, "model.norm='both': must be one of post, pre"),
     ({"model": {"d_model": 9, "heads": 3}}, "model.d_model=9: must be even"),
     ({"model": 3}, "model=3: must be an object"),
-    (
-        {"execution": {"executor": "pmap", "deterministic": True}},
-        "execution.deterministic=True: must be False with execution.executor='pmap'",
-    ),
+    ({"execution": {"executor": "pmap", "deterministic": True}}, "deterministic=True: must be Fal"),
     ({"data": {"train": "a"}}, "data.train='a': must be a list"),
     ({"data": {"fields": ["a"]}}, r"data.fields=\['a'\]: must have 2 items"),
-    (
-        {"data": {"weights": [1.0, 1.0]}},
-        r"data.weights=\(1.0, 1.0\): must be 1, one for each data.",
-    ),
-    (
-        {"data": {"train": ["a", "b"], "weights": [-1.0, 2.0]}},
-        r"data.weights=\(-1.0, 2.0\): must be at least 0, and one of them above 0",
-    ),
-    (
-        {"data": {"weights": [1.0], "temperature": 2.0}},
-        "data.temperature=2.0: must be None where data.weights is set",
-    ),
+    ({"data": {"weights": [1.0, 1.0]}}, r"data.weights=\(1.0, 1.0\): must be 1, one for each"),
+    ({"data": {"train": ["a", "b"], "weights": [-1.0, 2.0]}}, r"\(-1.0, 2.0\): must be at least 0"),
+    ({"data": {"weights": [1.0], "temperature": 2.0}}, "data.temperature=2.0: must be None where"),
     ({"train": {}}, "train.steps=None: set train.steps, train.epochs or train.minutes"),
     ({"tokenizer": {"vocabulary": 100}}, "tokenizer.vocabulary=100: must be above 260"),
     (
         {"tokenizer": {"sampling": 1.0}},
-        "tokenizer.sampling=1.0: must be below 1 for tokenizer.kind=b",
+        "tokenizer.sampling=1.0: must be below 1 for tokenizer.kind",
     ),
     (
         {"tokenizer": {"kind": "word", "sampling": 0.1}},
-        "tokenizer.sampling=0.1: must be 0 for tokenizer.kind=word",
+        "sampling=0.1: must be 0 for tokenizer.kind",
     ),
     (
         {"model": {"dropout": 0.0}, "optimizer": {"r_drop": 5.0}},
-        "optimizer.r_drop=5.0: must be 0 where model.dropout=0: it compares",
+        "r_drop=5.0: must be 0 where model",
     ),
-    (
-        {"optimizer": {"accumulate": 2, "microbatch_tokens": 512}},
-        "optimizer.accumulate=2: must be 1 where optimizer.microbatch_tokens is set",
-    ),
+    ({"optimizer": {"accumulate": 2, "microbatch_tokens": 512}}, "accumulate=2: must be 1 where"),
     ({"tokenizer": {"joint": False}}, "model.tied='all': must be decoder or none"),
 ]
 
@@ -146,10 +131,7 @@ def test_differences_name_the_fields_that_make_another_run() -> None:
     )
     assert differences(old, longer) == []
     other = replace(longer, model=replace(TINY, heads=8), optimizer=OptimizerConfig(warmup=1))
-    assert differences(old, other) == [
-        "model.heads: 4 -> 8",
-        "optimizer.warmup: 4000 -> 1",
-    ]
+    assert differences(old, other) == ["model.heads: 4 -> 8", "optimizer.warmup: 4000 -> 1"]
 
 
 @pytest.mark.parametrize(

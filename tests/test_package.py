@@ -26,12 +26,6 @@ def test_the_list_of_names_is_that_of_the_imports() -> None:
     assert sorted(transformer_jax.__all__) == sorted([*names, "__version__"])
 
 
-def test_other_names_are_not() -> None:
-    name = "trian"
-    with pytest.raises(AttributeError, match="no attribute 'trian'"):
-        getattr(transformer_jax, name)
-
-
 def test_the_version_is_that_of_the_package() -> None:
     assert transformer_jax.__version__ == version("transformer-jax")
 

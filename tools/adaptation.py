@@ -36,10 +36,9 @@ def picture(rows: Mapping[str, Mapping[str, Any]]) -> Figure:
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes: Any = figure.subplots()
     for label, row in rows.items():
-        axes.plot(row["old_bleu"], row["new_bleu"], "o")
         point = row["old_bleu"], row["new_bleu"]
+        axes.plot(*point, "o")
         axes.annotate(label.replace("_", " "), point, xytext=(6, 4), textcoords="offset points")
     axes.margins(0.15)  # for the labels
-    axes.set_xlabel("BLEU on captions")
-    axes.set_ylabel("BLEU on LibreOffice's help")
+    axes.set(xlabel="BLEU on captions", ylabel="BLEU on LibreOffice's help")
     return figure

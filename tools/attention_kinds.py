@@ -87,14 +87,12 @@ def estimators(trained: Run, batch: Batch, samples: int) -> dict[str, dict[str, 
     The baseline is the running mean of a token's log-likelihood in nats. It does not change the
     mean of the gradient. A batch n times as large divides the variance by n.
     """
-    if trained.config.model.cross_attention.kind != "hard":
-        return {"gumbel": gradient_noise(trained, batch, 0.0, samples)}
-    training = checkpoint.restore(trained.checkpoints, trained.best_step(), "training")
-    baseline = float(training["averages"]["log_likelihood"])
-    return {
-        "hard": gradient_noise(trained, batch, baseline, samples),
-        "hard, baseline 0": gradient_noise(trained, batch, 0.0, samples),
-    }
+    baselines = {"gumbel": 0.0}
+    if trained.config.model.cross_attention.kind == "hard":
+        training = checkpoint.restore(trained.checkpoints, trained.best_step(), "training")
+        baseline = float(training["averages"]["log_likelihood"])
+        baselines = {"hard": baseline, "hard, baseline 0": 0.0}
+    return {name: gradient_noise(trained, batch, b, samples) for name, b in baselines.items()}
 
 
 def gradient_noise(trained: Run, batch: Batch, baseline: float, samples: int) -> dict[str, float]:

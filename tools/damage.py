@@ -17,7 +17,7 @@ import numpy as np
 
 from transformer_jax.config import differences
 from transformer_jax.errors import UserError
-from transformer_jax.files import AnyPath
+from transformer_jax.files import AnyPath, files_below
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.runs.run import Run
@@ -103,8 +103,7 @@ def digests(trees: Any) -> dict[str, str]:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Returns the contents of all files below a folder, by name."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+    return {name: path.read_bytes() for name, path in sorted(files_below(folder).items())}
 
 
 def _damages(intact: Run, setup: Setup, draw: random.Random) -> Iterator[Damage]:
@@ -129,9 +128,8 @@ def _damages(intact: Run, setup: Setup, draw: random.Random) -> Iterator[Damage]
             if isinstance(changed, bytes) and changed != content:
                 yield Damage(name, kind, step, partial(_write, name, changed))
         yield Damage(name, "deleted", step, partial(_write, name, None))
-    yield Damage(
-        "config.json", "replaced by an older one", steps[-1], partial(_write_older, intact)
-    )
+    older = partial(_write_older, intact)
+    yield Damage("config.json", "replaced by an older one", steps[-1], older)
     for step in steps:
         for tree, like in checkpoint_trees(setup.abstract_state).items():
             leaves = jax.tree_util.tree_leaves_with_path(like)

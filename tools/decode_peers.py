@@ -81,11 +81,9 @@ class HuggingFace:
         self._torch.set_num_threads(2)
         self._torch.manual_seed(0)
         self._rows, size = data["ids"], data["model"]
-        sides = {}
-        for side in ("encoder", "decoder"):
-            sides[f"{side}_layers"] = size["layers"]
-            sides[f"{side}_attention_heads"] = size["heads"]
-            sides[f"{side}_ffn_dim"] = size["d_ff"]
+        names = {"layers": "layers", "attention_heads": "heads", "ffn_dim": "d_ff"}
+        both = ("encoder", "decoder")
+        sides = {f"{side}_{name}": size[ours] for side in both for name, ours in names.items()}
         config = transformers.MarianConfig(
             vocab_size=data["vocabulary"],
             d_model=size["d_model"],

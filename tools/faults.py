@@ -113,9 +113,8 @@ class Reference:
     def train(self, run: Path, fault: Fault | None = None) -> dict[str, Any]:
         """Trains another run. Returns how that ends, and the checkpoints."""
         status, text = finish(self.start(run, fault))
-        lines = text.replace(str(run.absolute()), "RUN").replace(str(run), "RUN").splitlines() or [
-            ""
-        ]
+        text = text.replace(str(run.absolute()), "RUN").replace(str(run), "RUN")
+        lines = ["", *text.splitlines()]
         errors = "\n".join(line for line in lines if "rror" in line)
         saved = checkpoint.steps(run / "checkpoints")
         return {"status": status, "message": errors or lines[-1], "saved": saved}

@@ -175,7 +175,8 @@ def million_lines(
     """
     if not (run / "config.json").exists():
         train(load_config_file("configs/quickstart.py"), run)
-    command = (sys.executable, "-m", "transformer_jax.cli.main", "translate", f"--run={run}")
+    options = ("translate", f"--run={run}", "--beam=1")
+    command = (sys.executable, "-m", "transformer_jax.cli.main", *options)
     peaks: dict[str, float] = {}
     count = 0
     with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
@@ -183,9 +184,7 @@ def million_lines(
         file.writelines(f"{line}\n" for line in itertools.islice(sources, lines))
         file.seek(0)
         began = time.monotonic()
-        with subprocess.Popen(
-            [*command, "--beam=1"], stdin=file, stdout=subprocess.PIPE
-        ) as process:
+        with subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             for count, _ in enumerate(process.stdout, start=1):
                 if count in looks:

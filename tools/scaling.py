@@ -66,10 +66,8 @@ def measure(model: str, chips: int, mesh: str) -> dict[str, Any]:
 def estimate(row: dict[str, Any]) -> dict[str, float]:
     """Returns milliseconds of a step by arithmetic alone: matmuls at the chip's peak, and bytes
     over the bandwidth of its links. In a ring, an all-reduce passes each byte twice."""
-    passed = sum(
-        each["bytes"] * (2 if kind == "all-reduce" else 1)
-        for kind, each in row["collectives"].items()
-    )
+    found = row["collectives"].items()
+    passed = sum(each["bytes"] * (1 + (kind == "all-reduce")) for kind, each in found)
     return {
         "matmuls_ms": row["tflop"] / row["chips"] / ACCELERATORS[CHIP].tflops * 1e3,
         "exchange_ms": passed / LINK_GBYTES / 1e9 * 1e3,

@@ -107,15 +107,10 @@ def compare_seeds(rows: Rows, data: Data) -> dict[str, Any]:
     def outputs(label: str) -> list[str]:
         return list(read_lines(str(outputs_file("multi30k_seeds", label))))
 
-    bootstrap = [
-        compare(outputs(f"first_{seed}"), outputs(f"recipe_{seed}"), references) for seed in SEEDS
-    ]
-    return {
-        "seeds": SEEDS,
-        **over_seeds(recipe),
-        "first": over_seeds(first),
-        "bootstrap": bootstrap,
-    }
+    labels = [(f"first_{seed}", f"recipe_{seed}") for seed in SEEDS]
+    bootstrap = [compare(outputs(old), outputs(new), references) for old, new in labels]
+    summary = {"seeds": SEEDS, **over_seeds(recipe)}
+    return summary | {"first": over_seeds(first), "bootstrap": bootstrap}
 
 
 # Ablations

@@ -47,10 +47,14 @@ def _changeable(default: Any) -> Any:
     return field(default=default, metadata={"compared": False})
 
 
+_WANTED = {int: "a whole number", float: "a number", str: "Unicode text", bool: "true or false"}
+
+
 def _convert(name: str, value: Any, hint: Any) -> Any:
     """Returns `value` as the type `hint`: a list as a tuple, an int as a float.
 
-    UserError: `value` is of another type, a float that is not finite, or out of its bounds.
+    UserError: `value` is of another type, a float that is not finite, an int of more than 32 bits,
+    or out of its bounds.
     """
     origin = get_origin(hint)
     if origin is Annotated:
@@ -67,41 +71,22 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
     if origin in (types.UnionType, typing.Union):
         return None if value is None else _convert(name, value, get_args(hint)[0])
     if origin is tuple:
-        return _convert_tuple(name, value, get_args(hint))
+        items = get_args(hint)
+        if not isinstance(value, list | tuple):
+            raise UserError(f"{name}={value!r}: must be a list")
+        if items[-1] is not Ellipsis and len(value) != len(items):
+            raise UserError(f"{name}={value!r}: must have {len(items)} items")
+        return tuple(_convert(name, item, items[0]) for item in value)
     if hint is float and type(value) in (int, float):
-        return _finite(name, value)
-    if hint is int and type(value) is int:
-        return _in_range(name, value)
+        if abs(value) < 2.0**128:  # the end of float32, and of what is computed with it
+            return float(value)
+        raise UserError(f"{name}={value!r}: must be a finite number, below 2^128")
     if type(value) is not hint or (type(value) is str and not is_unicode(value)):
-        raise UserError(f"{name}={value!r}: must be {_describe(hint)}")
-    return value
-
-
-def _finite(name: str, value: int | float) -> float:
-    if abs(value) < 2.0**128:  # the end of float32, and of what is computed with it
-        return float(value)
-    raise UserError(f"{name}={value!r}: must be a finite number, below 2^128")
-
-
-def _in_range(name: str, value: int) -> int:
-    """Returns an integer that JAX can take. UserError: it has more than 32 bits."""
-    low, high = (0, 32) if name.endswith("seed") else (-(2**31), 31)
-    if not low <= value < 2**high:
+        raise UserError(f"{name}={value!r}: must be {_WANTED.get(hint, f'a {hint.__name__}')}")
+    low, high = (0, 32) if name.endswith("seed") else (-(2**31), 31)  # what JAX can take
+    if isinstance(value, int) and not low <= value < 2**high:
         raise UserError(f"{name}={value}: must be at least {low} and below 2^{high}")
     return value
-
-
-def _convert_tuple(name: str, value: Any, item_hints: tuple[Any, ...]) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
-        raise UserError(f"{name}={value!r}: must be a list")
-    if item_hints[-1] is not Ellipsis and len(value) != len(item_hints):
-        raise UserError(f"{name}={value!r}: must have {len(item_hints)} items")
-    return tuple(_convert(name, item, item_hints[0]) for item in value)
-
-
-def _describe(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "Unicode text", bool: "true or false"}
-    return names.get(hint, f"a {getattr(hint, '__name__', hint)}")
 
 
 class _Section:
@@ -738,9 +723,8 @@ def _decided(config: Config, free: Collection[str]) -> Config:
         "decoder_layers": model.depths[1] if model.labels is None else None,
         "kv_heads": model.kv_heads or model.heads,
     }
-    for name in (*ROLES, "dropout", "attention_dropout", "ffn_dropout", "dtype", *free):
-        if name != "tokenizer":
-            values[name] = getattr(default, name)
+    names = {*ROLES, "dropout", "attention_dropout", "ffn_dropout", "dtype", *free} - {"tokenizer"}
+    values |= {name: getattr(default, name) for name in names}
     kept = TokenizerConfig() if "tokenizer" in free else config.tokenizer
     tokenizer = dataclasses.replace(kept, sampling=0.0)
     return Config(model=dataclasses.replace(model, **values), tokenizer=tokenizer)

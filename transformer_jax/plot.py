@@ -120,8 +120,7 @@ def lines(panels: Panels, x: str, xscale: str = "linear", yscale: str = "linear"
         measured = sorted({x for points in named.values() for x, _ in points})
         if xscale == "log" and len(measured) <= 6:
             axes.set_xticks(measured)
-        axes.set_title(_plain(title))
-        axes.set_xlabel(x)
+        axes.set(title=_plain(title), xlabel=x)
         if any(named):  # below the axis, where no line can cross it
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
     return figure
@@ -160,8 +159,7 @@ def positions(table: Float[np.ndarray, "L D"]) -> Figure:
     """Plots a table of positional encodings: a row for each position."""
     figure, (axes,) = _grid(1, 1, (5.0, 3.0))
     image = axes.imshow(table, cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
-    axes.set_xlabel("dimension")
-    axes.set_ylabel("position")
+    axes.set(xlabel="dimension", ylabel="position")
     figure.colorbar(image)
     return figure
 
@@ -180,8 +178,7 @@ def roofline(points: Mapping[str, tuple[float, float]], *, peak: float, bandwidt
     axes.loglog(x, np.minimum(peak, bandwidth * x) / 1e9, base=2, color=GRAY, marker="")
     for name, (intensity, rate) in points.items():
         axes.loglog(intensity, rate / 1e9, base=2, linestyle="none", label=_plain(name))
-    axes.set_xlabel("FLOPs for each byte")
-    axes.set_ylabel("GFLOP/s")
+    axes.set(xlabel="FLOPs for each byte", ylabel="GFLOP/s")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
     axes.legend()
@@ -211,8 +208,7 @@ def beam_tree(beams: Sequence[Mapping[tuple[str, ...], float]]) -> Figure:
                 axes.plot(*line, color=color, linewidth=0.8, marker="")
             text = f"{tokens[-1]}\n{beam[tokens]:.2f}"
             axes.text(x, y, text, color=color, fontsize=7, va="center")
-    axes.set_xlim(-0.2, len(beams) + 1)
-    axes.set_ylim(0.5 - most, 0.5)
+    axes.set(xlim=(-0.2, len(beams) + 1), ylim=(0.5 - most, 0.5))
     axes.set_axis_off()
     return figure
 

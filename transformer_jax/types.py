@@ -9,13 +9,11 @@ Dimensions, in capitals in shapes and in lower case in einsum strings:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
-
-Value = TypeVar("Value")
 
 Params = dict[str, Any]
 """The tree of parameters that `Module.init` returns under "params"."""
@@ -78,17 +76,11 @@ class Auxiliary(NamedTuple):
 
     def within(self, scope: str) -> Auxiliary:
         """Returns the same values with `scope/` before each name."""
-
-        def scoped(values: dict[str, Value]) -> dict[str, Value]:
-            return {f"{scope}/{name}": value for name, value in values.items()}
-
-        return Auxiliary(scoped(self.losses), scoped(self.metrics), scoped(self.weights))
+        return self._make({f"{scope}/{k}": v for k, v in values.items()} for values in self)
 
     def __or__(self, other: Auxiliary) -> Auxiliary:
         """Returns the values of both."""
-        return Auxiliary(
-            self.losses | other.losses, self.metrics | other.metrics, self.weights | other.weights
-        )
+        return self._make(ours | theirs for ours, theirs in zip(self, other, strict=True))
 
 
 def no_auxiliary() -> Auxiliary:

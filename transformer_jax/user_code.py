@@ -50,11 +50,6 @@ def load_function(option: str, name: str) -> Callable[..., Any]:
         raise UserError(f"{option} {name!r}: cannot be imported: {error}") from error
     if not callable(function):
         raise UserError(f"{option} {name!r}: is not a function")
-    return _naming_errors(option, name, function)
-
-
-def _naming_errors(option: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function` with its exceptions turned into a UserError that names it."""
 
     @wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
@@ -64,5 +59,5 @@ def _naming_errors(option: str, name: str, function: Callable[..., Any]) -> Call
             first = next(iter(str(error).splitlines()), "")
             raise UserError(f"{option} {name!r}: {type(error).__name__}: {first}") from error
 
-    call.__name__ = name.partition(":")[2]  # that of an object is another
+    call.__name__ = attribute  # that of an object is another
     return call

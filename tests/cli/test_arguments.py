@@ -34,22 +34,18 @@ def test_config_is_split_off_the_command_line() -> None:
 
 def test_fields_are_set_from_the_command_line() -> None:
     path = "configs/quickstart.py"
-    config = ConfigArguments(
-        path, ["--config.model.layers=5", "--config.model.bias", "False"]
-    ).resolve()
+    options = ["--config.model.layers=5", "--config.model.bias", "False"]
+    config = ConfigArguments(path, options).resolve()
     assert (config.model.layers, config.model.bias) == (5, False)
-    with pytest.raises(
-        ValueError, match=r"--config.model.layrs=4.*did you mean --config.model.lay"
+    for file, wrong, message in (
+        (path, ["--config.model.layrs=4"], r"layrs=4.*did you mean --config.model.layers"),
+        (path, ["--config.model.heads=7"], r"^model.heads=7: must be a divisor"),
+        (path, ["--config.model.layers=x"], r"--config.model.layers.*'x'"),
+        ("none.py", [], r"config file none\.py: no such file"),
+        (None, [], "name a config file"),
     ):
-        ConfigArguments(path, ["--config.model.layrs=4"]).resolve()
-    with pytest.raises(ValueError, match=r"^model.heads=7: must be a divisor"):
-        ConfigArguments(path, ["--config.model.heads=7"]).resolve()
-    with pytest.raises(ValueError, match=r"--config.model.layers.*'x'"):
-        ConfigArguments(path, ["--config.model.layers=x"]).resolve()
-    with pytest.raises(ValueError, match=r"config file none\.py: no such file"):
-        ConfigArguments("none.py", []).resolve()
-    with pytest.raises(ValueError, match="name a config file"):
-        ConfigArguments(None, []).resolve()
+        with pytest.raises(ValueError, match=message):
+            ConfigArguments(file, wrong).resolve()
 
 
 def test_help_config_shows_every_field(capsys: Capture) -> None:
@@ -78,17 +74,14 @@ def test_options_of_other_commands_are_not_proposed(capsys: Capture) -> None:
 
 
 def test_options_that_append_may_be_given_again() -> None:
-    assert parse(Translate, ["--run=a", "--run", "b"], "transformer-jax translate").run == (
-        "a",
-        "b",
-    )
+    options = parse(Translate, ["--run=a", "--run", "b"], "transformer-jax translate")
+    assert options.run == ("a", "b")
 
 
 def test_home_is_found_in_options(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert f"run {tmp_path}/runs/a: no such folder" in error_line(
-        ["translate", "--run=~/runs/a"], capsys
-    )
+    error = error_line(["translate", "--run=~/runs/a"], capsys)
+    assert f"run {tmp_path}/runs/a: no such folder" in error
     config = ["train", "--config=configs/quickstart.py", "--run=~/r"]
     error = error_line([*config, "--config.data.train=~/a.en,~/a.de"], capsys)
     assert f"{tmp_path}/a.en: No such file" in error

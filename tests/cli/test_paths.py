@@ -1,5 +1,6 @@
 """Files and folders may have any name that is UTF-8, wherever the command line takes one."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -45,9 +46,7 @@ def test_a_run_is_trained_continued_and_used_below_an_odd_folder(
     lines, out = odd / "dev.en", odd / "out.de"
     main(["translate", f"--run={odd / 'r'}", f"--input={lines}", f"--output={out}", "--beam=1"])
     assert len(out.read_text("utf-8").split("\n")) == 21
-    (odd / "result.json").write_text(
-        '{"card": ' + run.json.dumps(card.make(reached)) + "}", "utf-8"
-    )
+    (odd / "result.json").write_text(json.dumps({"card": card.make(reached)}), "utf-8")
     assert card.load(str(odd / "result.json")).config == reached.config
 
 

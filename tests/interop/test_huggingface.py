@@ -1,6 +1,5 @@
 """MarianMT models of transformers, read and written: logits and texts are those of transformers."""
 
-import io
 import json
 import random
 import re
@@ -10,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import sentencepiece
 from common import error_line
+from corpus_files import sentencepiece_model
 from safetensors.numpy import load_file, save_file
 
 from transformer_jax.cli.main import main
@@ -32,6 +33,7 @@ from transformer_jax.special_ids import EOS, PAD, UNK
 from transformer_jax.training.oracles import random_params
 from transformer_jax.types import Batch
 
+POSITIONS = "model.encoder.embed_positions.weight"
 REASON = "needs transformers and PyTorch: pip install '.[peers]'"
 MODEL = ModelConfig(layers=2, d_model=16, heads=2, d_ff=24, max_length=40, dropout=0.0)
 SHAPES: dict[str, dict[str, Any]] = {
@@ -64,16 +66,11 @@ def write_vocabularies(folder: Path, *, separate: bool) -> list[int]:
     """Writes SentencePiece models, whose ids differ from those of vocab.json. Returns the sizes."""
     pieces: list[list[str]] = []
     for seed, side in enumerate(("source", "target")):
-        model = io.BytesIO()
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences(seed, 300)),
-            model_writer=model,
-            vocab_size=280 + 10 * seed,
-            minloglevel=2,
-        )
-        (folder / f"{side}.spm").write_bytes(model.getvalue())
-        processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-        pieces.append([processor.id_to_piece(i) for i in range(3, 280 + 10 * seed)][:-5])
+        size = 280 + 10 * seed
+        model = sentencepiece_model(sentences(seed, 300), vocab_size=size)
+        (folder / f"{side}.spm").write_bytes(model)
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        pieces.append([processor.id_to_piece(i) for i in range(3, size)][:-5])
     begin = ["</s>", "<unk>"]
     if separate:
         tables = [[*begin, "<pad>", *side] for side in pieces]
@@ -111,11 +108,7 @@ def write_model(hub: Any, folder: Path, name: str) -> Path:
         model.final_logits_bias.normal_(0, 0.5)
         model.final_logits_bias[0, 0] = 5
     model.generation_config = hub.GenerationConfig(
-        num_beams=4,
-        max_length=60,
-        bad_words_ids=[[pad], [1]],
-        renormalize_logits=True,
-        **special,
+        num_beams=4, max_length=60, bad_words_ids=[[pad], [1]], renormalize_logits=True, **special
     )
     model.save_pretrained(folder)
     return folder
@@ -203,10 +196,9 @@ def test_an_imported_model_has_the_logits_of_transformers(
 ) -> None:
     run, out = again
     translator = Translator.load(run)
-    assert_same_logits(
-        hub, folder, translator.config.model, translator.tokenizers, translator.params
-    )
-    assert_same_logits(hub, out, translator.config.model, translator.tokenizers, translator.params)
+    ours = translator.config.model, translator.tokenizers, translator.params
+    for each in (folder, out):
+        assert_same_logits(hub, each, *ours)
     old, new = (json.loads((each / "vocab.json").read_text()) for each in (folder, out))
     assert [*new][: len(old)] == [*old]  # and pieces that had no id
 
@@ -256,14 +248,11 @@ def test_a_run_of_our_own_is_the_same_in_transformers(
 @pytest.mark.long
 def test_the_program_in_the_folder_translates(hub: Any, tied: Path, tmp_path: Path) -> None:
     main(["import", str(tied), f"--run={tmp_path / 'run'}"])
-    main(
-        ["export", f"--run={tmp_path / 'run'}", "--format=huggingface", f"--out={tmp_path / 'out'}"]
-    )
-    (program,) = re.findall("```python\n(.*?)```", (tmp_path / "out/README.md").read_text(), re.S)
+    out = tmp_path / "out"
+    main(["export", f"--run={tmp_path / 'run'}", "--format=huggingface", f"--out={out}"])
+    (program,) = re.findall("```python\n(.*?)```", (out / "README.md").read_text(), re.S)
     command = [sys.executable, "-c", program]
-    printed = subprocess.run(
-        command, cwd=tmp_path / "out", check=True, capture_output=True, text=True
-    )
+    printed = subprocess.run(command, cwd=out, check=True, capture_output=True, text=True)
     wanted = Translator.load(tmp_path / "run")(["A sentence.", "Another one."])
     assert printed.stdout.splitlines() == wanted
 
@@ -300,6 +289,11 @@ def cut(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(data[:-100])
 
 
+def enlarged(folder: Path) -> None:
+    count = len(json.loads((folder / "vocab.json").read_text()))
+    change("vocab.json", new=count)(folder)
+
+
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "pickle": (pickled, "pytorch_model.bin is a pickle, which may execute code; convert it"),
     "cut": (cut, "model.safetensors: cannot be read"),
@@ -312,10 +306,8 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         "final_logits_bias: holds numbers that are not finite",
     ),
     "positions": (
-        change_arrays(
-            lambda x: x.update({"model.encoder.embed_positions.weight": np.ones((8, 16), "f4")})
-        ),
-        "embed_positions.weight: must be the sinusoids",
+        change_arrays(lambda x: x.update({POSITIONS: np.ones((8, 16), np.float32)})),
+        f"{POSITIONS}: must be the sinusoids",
     ),
     "integers": (
         change_arrays(lambda x: x.update({"final_logits_bias": np.ones((1, 9), np.int32)})),
@@ -334,12 +326,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         "decoder_start_token_id=1000000",
     ),
     "vocabulary": (change("vocab.json", new=0), "vocab.json: the ids of the pieces"),
-    "larger vocabulary": (
-        lambda folder: change(
-            "vocab.json", new=len(json.loads((folder / "vocab.json").read_text()))
-        )(folder),
-        "has [0-9]+ rows; must be",
-    ),
+    "larger vocabulary": (enlarged, "has [0-9]+ rows; must be"),
     "token": (change("tokenizer_config.json", eos_token="<end>"), "eos_token='<end>'"),
     "bad words": (
         change("generation_config.json", bad_words_ids=[[1, 2]]),
@@ -377,9 +364,7 @@ def test_half_precision_is_read_as_float32(tied: Path, tmp_path: Path) -> None:
         )
         read = load(folder).params
         assert {leaf.dtype.name for leaf in jax.tree.leaves(read)} == {"float32"}
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-3), read, wanted
-        )
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-2, atol=1e-3), read, wanted)
 
 
 @pytest.mark.parametrize(
@@ -393,10 +378,7 @@ def test_half_precision_is_read_as_float32(tied: Path, tmp_path: Path) -> None:
         ({"embedding_scale": 2.0}, "model.embedding_scale=2.0"),
         ({"norm_eps": 1e-3}, "model.norm_eps=0.001"),
         ({"bias": False}, "model.bias=False"),
-        (
-            {"cross_attention": AttentionConfig(kind="hard", layer=1)},
-            "model.cross_attention.kind='h",
-        ),
+        ({"cross_attention": AttentionConfig(kind="hard", layer=1)}, "cross_attention.kind='hard'"),
     ],
 )
 def test_what_marian_lacks_is_not_exported(changes: dict[str, Any], message: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 import sentencepiece
 import yaml
 from common import error_line
+from corpus_files import sentencepiece_model
 from marian_oracle import Arrays, Oracle, read
 
 from transformer_jax.cli.main import main
@@ -89,17 +90,9 @@ def test_text_of_firefox(direction: str, tmp_path: Path, capsys: Any) -> None:
 @pytest.fixture(scope="session")
 def vocabulary() -> bytes:
     """A SentencePiece model with Marian's special ids."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=itertools.chain(*[*Corpus("grammar").pairs()][:500]),
-        model_writer=model,
-        vocab_size=VOCABULARY,
-        eos_id=0,
-        unk_id=1,
-        bos_id=-1,
-        pad_id=-1,
-    )
-    return model.getvalue()
+    lines = itertools.chain(*[*Corpus("grammar").pairs()][:500])
+    ids = {"eos_id": 0, "unk_id": 1, "bos_id": -1, "pad_id": -1}
+    return sentencepiece_model(lines, vocab_size=VOCABULARY, **ids)
 
 
 def make_arrays(options: dict[str, Any]) -> Arrays:
@@ -266,10 +259,7 @@ def test_files_that_are_refused(
     [
         ({"decoder.yml": b"vocabs: [../a.spm, b.spm]"}, "must be two files in its folder"),
         ({"decoder.yml": b"vocabs: [a.spm, b.spm]"}, "a.spm: No such file"),
-        (
-            {"decoder.yml": b"vocabs: [a.yml, a.yml]", "a.yml": b"{a: 1}"},
-            "source.spm: No such file",
-        ),
+        ({"decoder.yml": b"vocabs: [a.yml, a.yml]", "a.yml": b"{a: 1}"}, "source.spm: No such"),
         ({"decoder.yml": b"{vocabs: ["}, "is no YAML"),
         ({"other.npz": b""}, r"has 2 models \(model.npz, other.npz\); name the file of one"),
         ({"vocab.spm": b"text"}, "vocab.spm: not a SentencePiece model"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import sentencepiece
+from corpus_files import sentencepiece_model
 
 from transformer_jax.text import subwords
 from transformer_jax.text.subwords import Sampler, parse
@@ -24,14 +24,8 @@ DRAWS = 3000
 
 @cache
 def model(kind: str = "bpe", **options: Any) -> bytes:
-    written = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT),
-        model_writer=written,
-        model_type=kind,
-        **({"vocab_size": 340, "byte_fallback": True, "minloglevel": 2} | options),
-    )
-    return written.getvalue()
+    options = {"vocab_size": 340, "byte_fallback": True, **options}
+    return sentencepiece_model(TEXT, model_type=kind, **options)
 
 
 def processor(model: bytes) -> sentencepiece.SentencePieceProcessor:

@@ -112,14 +112,10 @@ def _read_beside(corpora: Sequence[str], config: Config, option: str, path: str)
     """
     if len(corpora) > 1:
         raise UserError(f"{option}={path}: needs one corpus, not {len(corpora)}")
-    (name,) = corpora
-    lines = list(read_lines(path))
-    pairs = _count(name, config)
+    lines, pairs = list(read_lines(path)), _count(corpora[0], config)
     if len(lines) != pairs:
-        raise UserError(
-            f"{option}={path}: has {len(lines)} lines; must have {pairs}, one for each pair of "
-            f"{name}"
-        )
+        must = f"must have {pairs}, one for each pair of {corpora[0]}"
+        raise UserError(f"{option}={path}: has {len(lines)} lines; {must}")
     return lines
 
 

@@ -1,9 +1,6 @@
 """The commands `export` and `average`, which write a model that others can use."""
 
-import secrets
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
 from pathlib import Path
 
 from transformer_jax.cli.commands import Average, Export
@@ -28,20 +25,11 @@ def export(options: Export) -> None:
     format.check(model)
     step = loaded.best_step() if options.step is None else options.step
     params = loaded.params(step, abstract_params(model, *loaded.tokenizers.sizes))
-    with _whole(folder) as unfinished:
-        format.export(loaded, step, params, unfinished)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".export.", dir=folder.parent) as unfinished:
+        format.export(loaded, step, params, Path(unfinished, "model"))
+        Path(unfinished, "model").rename(folder)
     print(f"{folder}: {options.format} of {loaded.folder}")
-
-
-@contextmanager
-def _whole(folder: Path) -> Iterator[Path]:
-    """Yields the path of a folder to make, which is renamed to `folder` if there is no error."""
-    unfinished = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}")
-    try:
-        yield unfinished
-        unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def average(options: Average) -> None:

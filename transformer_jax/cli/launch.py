@@ -44,7 +44,7 @@ def launch(arguments: Sequence[str], options: ProcessOptions) -> None:
         raise UserError(
             "--processes: starts its own coordinator; leave out --coordinator and --process"
         )
-    command = [*_without_processes(arguments), f"--coordinator=127.0.0.1:{_free_port()}"]
+    command = [*_without_processes(arguments), f"--coordinator=127.0.0.1:{free_port()}"]
     with ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
         processes: list[Process] = []
@@ -158,7 +158,8 @@ def _without_processes(arguments: Sequence[str]) -> list[str]:
     return [each for before, each in pairs if before != ours and not each.startswith(ours)]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Returns a port of this machine on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,23 +66,18 @@ def plot(options: Plot) -> None:
     require_matplotlib("plot")
     from transformer_jax import plot
 
-    path = output_file(options.output)
-    plot.save(_figure(options.sources), path)
-
-
-def _figure(sources: Sequence[str]) -> Figure:
-    """Returns the training curves of runs and of their results, or the lines of one result."""
-    from transformer_jax import plot
-
+    path, several = output_file(options.output), len(options.sources) > 1
     curves: dict[str, Any] = {}
-    for name in sources:
+    figure = None
+    for name in options.sources:
         records = _of_result(name) if name.endswith(".json") else _of_run(name)
-        if not isinstance(records, list):
-            if len(sources) > 1:
-                raise UserError(f"{name}: is no training; plot it alone")
-            return records
-        curves[Path(name).stem if len(sources) > 1 else ""] = records
-    return plot.training_curves(curves)
+        if isinstance(records, list):
+            curves[Path(name).stem if several else ""] = records
+        elif several:
+            raise UserError(f"{name}: is no training; plot it alone")
+        else:
+            figure = records
+    plot.save(figure or plot.training_curves(curves), path)
 
 
 def _of_run(name: str) -> list[dict[str, Any]]:

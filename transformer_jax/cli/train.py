@@ -1,8 +1,6 @@
 """The command `train`."""
 
-from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Train
@@ -24,8 +22,10 @@ def run(options: Train, arguments: ConfigArguments) -> None:
     loaded = _load_card(options, arguments)
     config = _config(options, arguments, loaded)
     set_up(options, config)
-    metric = _user_function("--metric", options.metric)
-    reporter = _user_function("--reporter", options.reporter)
+    if options.metric is not None or options.reporter is not None:
+        search_current_folder()
+    metric = None if options.metric is None else load_function("--metric", options.metric)
+    reporter = None if options.reporter is None else load_function("--reporter", options.reporter)
     with ExitStack() as stack:
         reporters: list[Reporter] = [stack.enter_context(Terminal())]
         events = find_path(options.run) / "tensorboard"
@@ -44,17 +44,6 @@ def run(options: Train, arguments: ConfigArguments) -> None:
             metric=metric,
             reporters=reporters,
         )
-
-
-def _user_function(option: str, name: str | None) -> Callable[..., Any] | None:
-    """Returns the function MODULE:FUNCTION of an option, whose module may be in the current folder.
-
-    UserError: there is no such function.
-    """
-    if name is None:
-        return None
-    search_current_folder()
-    return load_function(option, name)
 
 
 def _load_card(options: Train, arguments: ConfigArguments) -> Card | None:

@@ -50,13 +50,12 @@ def export(run: Run, step: int, params: Params, folder: Path) -> None:
     spec = _empty_spec(config)
     # Both sides are filled in alike: the embedding, each layer and, with pre-norm, the final norm.
     target = params["target_embedding"]
-    trees = {side: params[side] for side in ("encoder", "decoder")}
-    source_embedding = "target_embedding" if config.tied == "all" else "source_embedding"
-    embeddings = {"encoder": params[source_embedding], "decoder": target}
-    for side, tree in trees.items():
-        part = getattr(spec, side)
-        table = part.embeddings[0] if side == "encoder" else part.embeddings
-        _fill_embedding(part, table, embeddings[side], config)
+    source = target if config.tied == "all" else params["source_embedding"]
+    for part, table, embedding, tree in (
+        (spec.encoder, spec.encoder.embeddings[0], source, params["encoder"]),
+        (spec.decoder, spec.decoder.embeddings, target, params["decoder"]),
+    ):
+        _fill_embedding(part, table, embedding, config)
         for i, layer in enumerate(part.layer):
             _fill_layer(layer, tree[f"layers_{i}"])
             if config.positions == "relative":  # which all layers of a stack share
@@ -69,8 +68,8 @@ def export(run: Run, step: int, params: Params, folder: Path) -> None:
     output.weight = _array(params["output"] if config.tied == "none" else target["embedding"])
     if config.output_bias:
         output.bias = _array(params["output_bias"])
-    source, names = (side.pieces(range(side.size)) for side in run.tokenizers)
-    spec.register_source_vocabulary(source)
+    sources, names = (side.pieces(range(side.size)) for side in run.tokenizers)
+    spec.register_source_vocabulary(sources)
     spec.register_target_vocabulary(names)
     # Without these, CTranslate2 would take the special symbols of OpenNMT.
     spec.config.add_source_eos = True
@@ -145,11 +144,9 @@ def _fill_layer(spec: Any, params: Params) -> None:
         _fill_attention(spec.attention, params["cross_attention"], queries=1)
         _fill_norm(spec.attention.layer_norm, params["cross_attention_norm"])
     network = params["ffn"]
+    _fill_linear(spec.ffn.linear_0, network.get("gate", network["in"]))
     if "gate" in network:
-        _fill_linear(spec.ffn.linear_0, network["gate"])
         _fill_linear(spec.ffn.linear_0_noact, network["in"])
-    else:
-        _fill_linear(spec.ffn.linear_0, network["in"])
     _fill_linear(spec.ffn.linear_1, network["out"])
     _fill_norm(spec.ffn.layer_norm, params["ffn_norm"])
 

@@ -105,32 +105,27 @@ def load(folder: Path) -> Imported:
     UserError: a file is missing or damaged, or the model has an option or an array without a
     counterpart here.
     """
+    digests: dict[str, str] = {}
     with about(folder):
         _require_safetensors(folder)
-        return _load(folder)
-
-
-def _load(folder: Path) -> Imported:
-    digests: dict[str, str] = {}
-    config, search, tokens = (
-        _read_options(folder / name, digests) if (folder / name).exists() else {}
-        for name in ("config.json", "generation_config.json", "tokenizer_config.json")
-    )
-    # Models that are older than generation_config.json have the search in config.json.
-    kept = {name: value for name, value in config.items() if not (search and name in _SEARCH)}
-    options = _Options(with_defaults(kept | search, _SUPPORTED))
-    # In older files, tokens are objects with a content.
-    tokens = {name: v.get("content") if isinstance(v, dict) else v for name, v in tokens.items()}
-    separate = with_defaults(tokens, _SUPPORTED_TOKENS)["separate_vocabs"]
-    vocabularies = _read_vocabularies(folder, digests, separate=separate)
-    tokenizers = Tokenizers(*(each.tokenizer for each in vocabularies))
-    arrays = _read_arrays(folder / WEIGHTS, digests, options)
-    model = _config(options, arrays, tokenizers.target)
-    arrays = _with_our_rows(arrays, model, vocabularies, _impossible(options))
-    like = abstract_params(model, *tokenizers.sizes)
-    params = params_from_arrays(arrays, like, lambda path: their_name(path, model))
-    decode = _search(options, tokenizers.target)
-    return Imported(model, decode, tokenizers, params, digests)
+        config, search, tokens = (
+            _read_options(folder / name, digests) if (folder / name).exists() else {}
+            for name in ("config.json", "generation_config.json", "tokenizer_config.json")
+        )
+        # Models that are older than generation_config.json have the search in config.json.
+        kept = {name: value for name, value in config.items() if not (search and name in _SEARCH)}
+        options = _Options(with_defaults(kept | search, _SUPPORTED))
+        # In older files, tokens are objects with a content.
+        tokens = {k: v.get("content") if isinstance(v, dict) else v for k, v in tokens.items()}
+        separate = with_defaults(tokens, _SUPPORTED_TOKENS)["separate_vocabs"]
+        vocabularies = _read_vocabularies(folder, digests, separate=separate)
+        tokenizers = Tokenizers(*(each.tokenizer for each in vocabularies))
+        arrays = _read_arrays(folder / WEIGHTS, digests, options)
+        model = _config(options, arrays, tokenizers.target)
+        arrays = _with_our_rows(arrays, model, vocabularies, _impossible(options))
+        like = abstract_params(model, *tokenizers.sizes)
+        params = params_from_arrays(arrays, like, lambda path: their_name(path, model))
+        return Imported(model, _search(options, tokenizers.target), tokenizers, params, digests)
 
 
 def their_name(path: str, config: ModelConfig) -> str:
@@ -237,13 +232,11 @@ def _config(
         if options[sides[0]] != options[sides[1]]:
             values = ", ".join(f"{each}={options[each]!r}" for each in sides)
             raise UserError(f"{values}: must be the same")
-    tied = "decoder" if options["tie_word_embeddings"] else "none"
-    if options["share_encoder_decoder_embeddings"]:
-        if tied == "none":
-            raise UserError("tie_word_embeddings=False: must be True with shared embeddings")
-        tied = "all"
+    shared, tied = options["share_encoder_decoder_embeddings"], options["tie_word_embeddings"]
+    if shared and not tied:
+        raise UserError("tie_word_embeddings=False: must be True with shared embeddings")
     start: int | None = _our_id(options["decoder_start_token_id"], "decoder_start_token_id", target)
-    embeddings = arrays.get(_SHARED if tied == "all" else _EMBEDDINGS[1], np.zeros((0, 0)))
+    embeddings = arrays.get(_SHARED if shared else _EMBEDDINGS[1], np.zeros((0, 0)))
     if start == PAD and not embeddings[target.model_ids[PAD] :][:1].any():
         start = None
     return ModelConfig(
@@ -256,7 +249,7 @@ def _config(
         norm_eps=NORM_EPS,
         position_layout="halves",
         activation=ACTIVATIONS[options["activation_function"]],
-        tied=tied,
+        tied="all" if shared else "decoder" if tied else "none",
         output_bias=True,
         embedding_scale=None if options["scale_embedding"] else 1.0,
         decoder_start_id=start,

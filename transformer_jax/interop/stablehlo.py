@@ -81,6 +81,6 @@ def export(run: Run, step: int, params: Params, folder: Path) -> None:
         (folder / f"{name}.jax").write_bytes(exported.serialize())
         (folder / f"{name}.mlir").write_bytes(exported.mlir_module_serialized)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
-    arrays = {name: np.asarray(leaf) for name, leaf in zip(names, leaves, strict=True)}
+    arrays = dict(zip(names, leaves, strict=True))
     np.savez(folder / "params.npz", allow_pickle=False, **arrays)
     add_snippet("stablehlo.py", folder, "translate.py", run.tokenizers)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -41,8 +42,10 @@ class Corpus:
         UserError: there is no such corpus or file, it holds no pair, or a line is malformed (its
         number is named).
         """
+        kind, names = self._location
+        readers = {"text": files.read_text, "jsonl": partial(files.read_jsonl, fields=self.fields)}
         empty = True
-        for pair in self._read():
+        for pair in readers.get(kind, files.read_tsv)(*names):
             empty = False
             yield pair
         if empty:
@@ -81,16 +84,6 @@ class Corpus:
         for path in names:
             files.make_rereadable(path)  # since the digest is read before the pairs
         return kind, names
-
-    def _read(self) -> Iterator[Pair]:
-        kind, names = self._location
-        match kind:
-            case "text":
-                return files.read_text(names[0], names[1])
-            case "jsonl":
-                return files.read_jsonl(names[0], self.fields)
-            case _:
-                return files.read_tsv(names[0])
 
 
 class Corpora(NamedTuple):
@@ -164,7 +157,4 @@ def _split_at_comma(name: str) -> tuple[str, str]:
 
 
 def _exists(path: str) -> bool:
-    try:
-        return Path(path).exists()
-    except OSError:  # such as a name that is too long
-        return False
+    return os.access(path, os.F_OK)  # not if the name is too long, for which Path.exists raises

@@ -178,11 +178,21 @@ def _is_text(value: object) -> TypeGuard[str]:
 
 @contextmanager
 def _open(path: str) -> Iterator[BinaryIO]:
-    """Opens a file's bytes, decompressed. Errors in opening or reading them become UserError."""
+    """Opens a file's bytes, decompressed. Errors in opening or reading them become UserError.
+
+    UserError: it begins as files of other kinds do.
+    """
     kind = path.removeprefix(uncompressed_name(path))
     try:
         with _open_bytes(path, kind) as file:
-            yield _text_of(file, path)
+            begin = file.peek(512)
+            kinds = (name for name, pattern in _OTHERS.items() if re.match(pattern, begin))
+            if found := next(kinds, None):
+                raise UserError(
+                    f"{path}: is {found}; must be UTF-8 text, plain or compressed as .gz, .xz or"
+                    " .bz2"
+                )
+            yield file
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         if reason is None:  # of a library that decompresses
@@ -198,17 +208,6 @@ def _open_bytes(path: str, kind: str) -> io.BufferedReader:
     if kind:
         return io.BufferedReader(_COMPRESSED[kind](path))  # reads lines several times faster
     return Path(path).open("rb")
-
-
-def _text_of(file: io.BufferedReader, path: str) -> BinaryIO:
-    """Returns a file that holds text. UserError: it begins as files of other kinds do."""
-    begin = file.peek(512)
-    for kind, pattern in _OTHERS.items():
-        if re.match(pattern, begin):
-            raise UserError(
-                f"{path}: is {kind}; must be UTF-8 text, plain or compressed as .gz, .xz or .bz2"
-            )
-    return file
 
 
 PATIENCE = 0.2
