@@ -86,6 +86,7 @@ BAD = [
     ({"model": 3}, "model=3: must be an object"),
     ({"execution": {"executor": "pmap", "deterministic": True}}, "deterministic=True: must be Fal"),
     ({"data": {"train": "a"}}, "data.train='a': must be a list"),
+    ({"data": {"train": ["a\0b"]}}, r"data.train='a.x00b': must be Unicode text without NUL"),
     ({"data": {"fields": ["a"]}}, r"data.fields=\['a'\]: must have 2 items"),
     ({"data": {"weights": [1.0, 1.0]}}, r"data.weights=\(1.0, 1.0\): must be 1, one for each"),
     ({"data": {"train": ["a", "b"], "weights": [-1.0, 2.0]}}, r"\(-1.0, 2.0\): must be at least 0"),

@@ -47,7 +47,7 @@ def _changeable(default: Any) -> Any:
     return field(default=default, metadata={"compared": False})
 
 
-_WANTED = {int: "a whole number", float: "a number", str: "Unicode text", bool: "true or false"}
+_WANTED = {int: "a whole number", float: "a number", str: "Unicode text without NUL", bool: "true or false"}
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
@@ -81,7 +81,8 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
         if abs(value) < 2.0**128:  # the end of float32, and of what is computed with it
             return float(value)
         raise UserError(f"{name}={value!r}: must be a finite number, below 2^128")
-    if type(value) is not hint or (type(value) is str and not is_unicode(value)):
+    is_bad_text = isinstance(value, str) and ("\0" in value or not is_unicode(value))
+    if type(value) is not hint or is_bad_text:
         raise UserError(f"{name}={value!r}: must be {_WANTED.get(hint, f'a {hint.__name__}')}")
     low, high = (0, 32) if name.endswith("seed") else (-(2**31), 31)  # what JAX can take
     if isinstance(value, int) and not low <= value < 2**high:

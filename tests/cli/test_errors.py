@@ -192,6 +192,15 @@ def test_an_old_best_step_is_not_averaged(copied: Path, tmp_path: Path, capsys: 
     assert f"average of steps {steps[-2]}, {steps[-1]}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["evaluate", "score", "align"])
+def test_a_run_without_development_data_needs_a_corpus(
+    command: str, copied: Path, capsys: Capture
+) -> None:
+    edit_config(copied, lambda config: config["data"].update(dev=[]))
+    line = error_line([command, f"--run={copied}"], capsys)
+    assert "--data: must name a corpus, since the run has no data.dev" in line
+
+
 def test_a_stored_kernel_is_never_replaced_without_a_word(copied: Path, capsys: Capture) -> None:
     stored = edit_config(
         copied, lambda config: config["execution"].update(kernel="own_kernels:fast")

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from transformer_jax.cli.arguments import ConfigArguments
-from transformer_jax.cli.commands import ModelOptions, ProcessOptions, SearchOptions
+from transformer_jax.cli.commands import ModelOptions, PairOptions, ProcessOptions, SearchOptions
 from transformer_jax.config import Config, MeshConfig, did_you_mean
 from transformer_jax.decoding.scoring import HeadSelection
 from transformer_jax.decoding.translator import Translator
@@ -122,6 +122,13 @@ def load_translator(
     step = broadcast(loaded.best_step() if options.step is None else options.step)
     loaded = dataclasses.replace(loaded, config=config)
     return Translator.load(loaded, *others, step=step, heads=heads)
+
+
+def corpora_of(options: PairOptions, config: Config) -> Sequence[str]:
+    """Returns the corpora that a command reads. UserError: neither it nor the run names one."""
+    if corpora := options.data or config.data.dev:
+        return corpora
+    raise UserError("--data: must name a corpus, since the run has no data.dev")
 
 
 def parse_layers(option: str, texts: Sequence[str]) -> list[tuple[int, int | None]]:

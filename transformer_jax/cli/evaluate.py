@@ -11,7 +11,7 @@ from typing import Any
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Evaluate
-from transformer_jax.cli.common import load_translator, output_file, progress, warn_cut
+from transformer_jax.cli.common import corpora_of, load_translator, output_file, progress, warn_cut
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.decoding.evaluation import compare, line_scores, require_language
 from transformer_jax.decoding.translator import Translation, Translator
@@ -35,7 +35,7 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
         require_language(options.language)
     beams, alphas = _numbers("--beam", options.beam, int), _numbers("--alpha", options.alpha, float)
     translator = load_translator(options, arguments)
-    corpora = options.data or translator.config.data.dev
+    corpora = corpora_of(options, translator.config)
     read = partial(_read_beside, corpora, translator.config)
     baseline = None if options.baseline is None else read("--baseline", options.baseline)
     others = [read("--references", path) for path in options.references]

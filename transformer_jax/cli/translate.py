@@ -15,6 +15,7 @@ from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Align, BackTranslate, PairOptions, Score, Translate
 from transformer_jax.cli.common import (
     Write,
+    corpora_of,
     load_translator,
     parse_layers,
     progress,
@@ -223,7 +224,7 @@ def _scores(
     """Yields the number of each line of the corpora, its source and its score. In the end, prints
     on standard error how many have none."""
     left_out: list[str] = []
-    for name in options.data or config.data.dev:
+    for name in corpora_of(options, config):
         corpus = Corpus(name, "validation", config.data.fields)
         processes.require_same_everywhere(config, {name: corpus.digest})
         pairs, numbers = iter(corpus.pairs()), itertools.count(1)
