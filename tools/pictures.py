@@ -108,7 +108,7 @@ def _positions() -> dict[str, jax.Array]:
     by_kind = {
         "rotary": scores.scaled_dot(same, same),
         "ALiBi, slope 1/4": alibi(here, here, 4)[0, 0],
-        "sliding window, D = 4": jnp.where(Mask().windowed(4).dense(PLACES, PLACES)[0, 0], 0, -1e9),
+        "sliding window, D = 4": jnp.where(Mask(window=4).dense(PLACES, PLACES)[0, 0], 0, -1e9),
     }
     weights = {name: masked_softmax(each, None) for name, each in by_kind.items()}
     weights = {name: each / each.max(axis=-1, keepdims=True) for name, each in weights.items()}

@@ -105,11 +105,7 @@ KINDS: dict[str, tuple[Callable[..., Any], np.ndarray, Any]] = {
     "soft": (soft_attention, whole_mask(), None),
     "hard": (hard_attention, whole_mask(), picked),
     "gumbel": (gumbel_attention, whole_mask(), picked),
-    "local-m": (
-        partial(local_m_attention, window=WINDOW),
-        whole_mask() & near(OWN_POSITION),
-        None,
-    ),
+    "local-m": (partial(local_m_attention, window=WINDOW), whole_mask() & near(OWN_POSITION), None),
     "local-p": (
         partial(local_p_attention, center=CENTER, window=WINDOW),
         whole_mask() & near(exact(CENTER)),
@@ -142,10 +138,8 @@ def test_kinds_are_their_formulas(kind: str, score: str) -> None:
 def test_without_a_mask_all_keys_are_seen(kind: str) -> None:
     attention, _, _ = KINDS[kind]
     everywhere = jnp.ones((QUERIES, KEYS), bool)
-    for a, b in zip(
-        attention(QUERY, KEY, VALUE), attention(QUERY, KEY, VALUE, everywhere), strict=True
-    ):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+    ours, wanted = attention(QUERY, KEY, VALUE), attention(QUERY, KEY, VALUE, everywhere)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), ours, wanted)
 
 
 @pytest.mark.parametrize(
@@ -166,18 +160,15 @@ def test_gradients_of_what_kinds_learn_are_finite_differences() -> None:
         general = soft_attention(QUERY, KEY, VALUE, MASK, score=partial(scores.general, w=w))
         additive = partial(scores.additive, w=w, u=u, v=v)
         more = soft_attention(QUERY, KEY, VALUE, MASK, score=additive)
-        where = partial(scores.location, w=places)
-        last = soft_attention(
-            QUERY, KEY, VALUE, MASK, score=lambda q, _: where(q, jnp.arange(KEYS))
-        )
+        where = partial(scores.location, key_positions=jnp.arange(KEYS), w=places)
+        last = soft_attention(QUERY, KEY, VALUE, MASK, score=lambda query, _: where(query))
         return general[0] + more[0] + last[0]
 
     check_grads(by_score, (W, U, V, PLACES), order=1, modes=["rev"], atol=1e-2, rtol=1e-2)
 
     def by_center(*learned: Any) -> Array:
-        center = predicted_center(
-            QUERY, jnp.full((HEADS, QUERIES), 7.0), *map(jnp.asarray, learned)
-        )
+        lengths = jnp.full((HEADS, QUERIES), 7.0)
+        center = predicted_center(QUERY, lengths, *map(jnp.asarray, learned))
         wide = {"center": center, "window": KEYS + 1}  # no edge of a window is crossed
         return local_p_attention(QUERY, KEY, VALUE, MASK, **wide)[0]
 
@@ -286,9 +277,8 @@ def test_plain_self_attention_is_softmax_of_products() -> None:
 def test_sampled_choices_follow_the_weights(attention: Any) -> None:
     keys = jax.random.split(jax.random.key(0), 4000)
     drawn = jax.vmap(lambda key: attention(QUERY, KEY, VALUE, MASK, key=key)[1])(keys)
-    np.testing.assert_allclose(
-        drawn.max(-1), np.broadcast_to(MASK.any(-1), drawn.shape[:-1]), atol=1e-6
-    )
+    sees_any = np.broadcast_to(MASK.any(-1), drawn.shape[:-1])
+    np.testing.assert_allclose(drawn.max(-1), sees_any, atol=1e-6)
     _, wanted = soft_attention(QUERY, KEY, VALUE, MASK)
     assert wanted is not None
     # Five standard deviations of a share of 4,000 draws.

@@ -42,10 +42,7 @@ MASKS: dict[str, tuple[Mask | None, int]] = {
     "packed, causal": (Mask(*OWN, *OWN, causal=True), 20),
     "packed, causal window": (Mask(*OWN, *OWN, causal=True, window=2), 20),
     "packed, cross": (Mask(*OWN, KEY_SEGMENTS, aligned=False), 13),
-    "one step of decoding": (
-        Mask(query_positions=jnp.full((1, 20), 4), causal=True, aligned=False),
-        20,
-    ),
+    "one step of decoding": (Mask(None, jnp.full((1, 20), 4), causal=True, aligned=False), 20),
 }
 
 
@@ -104,33 +101,22 @@ def assert_exact(
         np.testing.assert_allclose(a, b, rtol=0, atol=limit * np.abs(b).max())
 
 
-CASES = [(mask, 4) for mask in MASKS]
-CASES += [("packed, causal", 2), ("cross window", 1)]
-
-
-OPTIMIZED = ("packed, causal", 2)
+CASES = [(mask, 4, "float32") for mask in MASKS]
+CASES += [("packed, causal", 2, "float32"), ("cross window", 1, "float32")]
+CASES += [("packed, causal window", 2, "bfloat16"), ("cross window", 1, "bfloat16")]
+OPTIMIZED = ("packed, causal", 2, "float32")
 LONG = {"uneven blocks": pytest.param("uneven blocks", marks=pytest.mark.long)}
 
 
 @pytest.mark.parametrize(
-    ("mask", "shared"),
+    ("mask", "shared", "dtype"),
     [pytest.param(*c, marks=[pytest.mark.optimized] if c == OPTIMIZED else []) for c in CASES],
 )
 @pytest.mark.parametrize("kernel", [LONG.get(name, name) for name in KERNELS])
-def test_kernels_are_attention_in_float32(kernel: str, mask: str, shared: int) -> None:
+def test_kernels_are_attention(kernel: str, mask: str, shared: int, dtype: str) -> None:
     rule, keys = MASKS[mask]
-    assert_exact(KERNELS[kernel], inputs(keys, shared=shared), rule)
-
-
-BFLOAT16 = [("packed, causal window", 2), ("cross window", 1)]
-
-
-@pytest.mark.parametrize(("mask", "shared"), BFLOAT16)
-@pytest.mark.parametrize("kernel", [LONG.get(name, name) for name in KERNELS])
-def test_kernels_are_attention_in_bfloat16(kernel: str, mask: str, shared: int) -> None:
-    rule, keys = MASKS[mask]
-    arrays = inputs(keys, shared=shared, dtype=jnp.bfloat16)
-    assert_exact(KERNELS[kernel], arrays, rule, limit=2e-2)
+    arrays = inputs(keys, shared=shared, dtype=dtype)
+    assert_exact(KERNELS[kernel], arrays, rule, limit=ERROR_LIMITS[dtype])
 
 
 PIECES = (jnp.arange(700)[None] // 90 + 1) * (jnp.arange(700)[None] < 650)
@@ -171,14 +157,19 @@ PALLAS_MASKS = {
 FAST = "packed, causal"
 
 
+def large(dtype: Any = "float32") -> list[Array]:
+    """Query, key, value and the output's gradient; two query heads share the keys."""
+    shapes = [(2, heads, 256, 64) for heads in (2, 1, 1, 2)]
+    return [jax.random.normal(jax.random.key(i), s, dtype) for i, s in enumerate(shapes)]
+
+
 @pytest.mark.parametrize(
     "mask",
     [pytest.param(m, marks=[] if m == FAST else [pytest.mark.long]) for m in PALLAS_MASKS],
 )
 def test_pallas_as_its_interpreter_runs_it(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX's kernel for TPUs receives the right arguments, and its output is read correctly."""
-    query, gradient = (jax.random.normal(jax.random.key(i), (2, 2, 256, 64)) for i in range(2))
-    key, value = (jax.random.normal(jax.random.key(i), (2, 1, 256, 64)) for i in (2, 3))
+    query, key, value, gradient = large()
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     with pallas_tpu.force_tpu_interpret_mode():
         assert_exact("pallas", (query, key, value), PALLAS_MASKS[mask], gradient)
@@ -192,13 +183,8 @@ ON_GPUS += [(kernel, "float32") for kernel in ("xla", "blockwise", "reference")]
 @pytest.mark.parametrize("mask", PALLAS_MASKS)
 @pytest.mark.parametrize(("kernel", "dtype"), ON_GPUS)
 def test_kernels_are_attention_on_a_gpu(kernel: str, dtype: Any, mask: str) -> None:
-    keys = jax.random.split(jax.random.key(0), 4)
-    heads = (2, 1, 1, 2)
-    query, key, value, gradient = (
-        jax.random.normal(k, (2, n, 256, 64), dtype) for k, n in zip(keys, heads, strict=True)
-    )
-    limit = ERROR_LIMITS[dtype]
-    assert_exact(kernel, (query, key, value), PALLAS_MASKS[mask], gradient, limit)
+    query, key, value, gradient = large(dtype)
+    assert_exact(kernel, (query, key, value), PALLAS_MASKS[mask], gradient, ERROR_LIMITS[dtype])
 
 
 def test_pallas_refuses_what_it_would_get_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,44 +231,27 @@ def test_bias_is_added_to_the_scores() -> None:
         np.testing.assert_allclose(output, wanted, atol=2e-6)
 
 
+BIAS, DENSE = jnp.zeros((1, 1, 20, 20)), jnp.ones((1, 1, 1, 20), bool)
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     (r"kernel 'blokwise': unknown; did you mean blockwise\?", {"kernel": "blokwise"}),
     (r"kernel 'math:pi': is not a function", {"kernel": "math:pi"}),
-    (
-        r"weights or None\), not int and \(2, 4, 20, 8\) and NoneType",
-        {"kernel": lambda q, *_, **__: (1, q, None)},
-    ),
+    (r"not int and \(2, 4, 20, 8\) and NoneType", {"kernel": lambda q, *_, **__: (1, q, None)}),
     (r"not \(2, 4, 20, 8\)$", {"kernel": lambda q, *_, **__: q}),
     (r"not ndarray and NoneType", {"kernel": lambda q, *_, **__: (np.zeros(q.shape), None)}),
     (r"not \(2, 4, 20, 8\) and \(2, 4, 20, 8\)", {"kernel": lambda q, *_, **__: (q, q)}),
-    (
-        r"kernel='blockwise': does not support a bias, which this call needs; use auto,",
-        {"kernel": "blockwise", "bias": 0},
-    ),
-    (
-        r"kernel='blockwise': does not support dropout, .*; use auto or reference",
-        {"kernel": "blockwise", "dropout": lambda w: w},
-    ),
+    (r"'blockwise': .* a bias, which this .*; use auto,", {"kernel": "blockwise", "bias": BIAS}),
+    (r"'blockwise': .* dropout, .*; use auto or", {"kernel": "blockwise", "dropout": lambda w: w}),
     (r"kernel='pallas': runs on tpu, not on cpu; use xla", {"kernel": "pallas"}),
     (r"'pallas': does not support windows, .*; use", {"kernel": "pallas", "mask": Mask(window=3)}),
-    (
-        r"kernel='blockwise': does not support dense masks, .*; use auto, reference",
-        {"kernel": "blockwise", "mask": jnp.ones((1, 1, 1, 20), bool)},
-    ),
-    (
-        r"must return \(JAX array of \(2, 4, 20, 8\), weights or None\), not \(2, 4, 20, 1\)",
-        {"kernel": lambda q, *_, **__: (q[..., :1], None)},
-    ),
+    (r"'blockwise': .* dense masks, .*; use auto, ref", {"kernel": "blockwise", "mask": DENSE}),
+    (r"weights or None\), not \(2, 4, 20, 1\)", {"kernel": lambda q, *_, **__: (q[..., :1], None)}),
 ]
 
 
 @pytest.mark.parametrize(("message", "options"), REFUSED, ids=range(len(REFUSED)))
 def test_what_a_kernel_cannot_do_is_refused(message: str, options: dict[str, Any]) -> None:
-    query, key, value = inputs(20)
-    bias = options.get("bias")
-    options = options if bias is None else options | {"bias": jnp.zeros((1, 1, 20, 20))}
     with pytest.raises(ValueError, match=message):
-        attend(query, key, value, **options)
+        attend(*inputs(20), **options)
 
 
 def test_what_cudnn_has_not_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,9 +260,8 @@ def test_what_cudnn_has_not_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax.nn, "dot_product_attention", refuses)
-    arrays = inputs(20, dtype=jnp.bfloat16)
     with pytest.raises(ValueError, match="kernel cudnn: odd lengths; use xla"):
-        attend(*arrays, kernel="cudnn")
+        attend(*inputs(20, dtype=jnp.bfloat16), kernel="cudnn")
 
 
 @pytest.fixture
@@ -327,9 +295,8 @@ def test_a_mask_of_numpy_is_dense_at_every_length() -> None:
 
 
 def test_query_heads_are_a_multiple_of_key_heads() -> None:
-    query, key, value = inputs(20, shared=3)
     with pytest.raises(ValueError, match="4 query heads: must be a multiple of the 3 KV heads"):
-        attend(query, key, value)
+        attend(*inputs(20, shared=3))
 
 
 def sizes(queries: int, keys: int, width: int = 64, dtype: str = "float32") -> Any:
@@ -338,9 +305,8 @@ def sizes(queries: int, keys: int, width: int = 64, dtype: str = "float32") -> A
 
 
 def test_auto_takes_what_can_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    long, short, between = sizes(4096, 4096), sizes(16, 16), sizes(64, 64)
-    assert kernels.choose(*long) == "blockwise"
-    assert kernels.choose(*short) == "reference"
+    long, between = sizes(4096, 4096), sizes(64, 64)
+    assert kernels.choose(*sizes(16, 16)) == "reference"
     assert kernels.choose(*between) == "blockwise"
     assert kernels.choose(*between, mask=Mask(causal=True)) == "reference"
     assert kernels.choose(*long, bias=True) == "reference"

@@ -1,5 +1,6 @@
 """Masks, and what the reference kernel returns beside its output."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -61,7 +62,7 @@ def test_masks() -> None:
     np.testing.assert_array_equal(seen, np.broadcast_to((ids != PAD)[:, None, None], seen.shape))
     np.testing.assert_array_equal(Mask(causal=True).dense(4, 4)[0, 0], np.tri(4, dtype=bool))
     band = np.abs(np.arange(5) - np.arange(4)[:, None]) <= 1
-    np.testing.assert_array_equal(Mask().windowed(1).dense(4, 5)[0, 0], band)
+    np.testing.assert_array_equal(Mask(window=1).dense(4, 5)[0, 0], band)
     segments, keys = jnp.array([[1, 1, 2, 0]]), jnp.array([[1, 2, 2, 0, 0]])
     mask = Mask(query_segments=segments, key_segments=keys)
     wanted = [[1, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0]]
@@ -74,4 +75,4 @@ def test_masks() -> None:
     near = Mask(segments, ours, keys, theirs)
     wanted[1] = [0, 0, 0, 0, 0]
     wanted[2] = [0, 1, 0, 0, 0]
-    np.testing.assert_array_equal(near.windowed(0).dense(4, 5)[0, 0], np.array(wanted, bool))
+    np.testing.assert_array_equal(replace(near, window=0).dense(4, 5)[0, 0], np.array(wanted, bool))

@@ -63,10 +63,9 @@ def bucket_by_hand(distance: int, both_sides: bool, buckets: int, furthest: int)
 @pytest.mark.parametrize(("buckets", "furthest"), [(32, 128), (16, 50)])
 def test_relative_buckets(both_sides: bool, buckets: int, furthest: int) -> None:
     distances = np.arange(-400, 401)
-    numbers = relative_bucket(
-        jnp.asarray(distances), both_sides=both_sides, buckets=buckets, furthest=furthest
-    )
-    wanted = [bucket_by_hand(int(d), both_sides, buckets, furthest) for d in distances]
+    options = {"both_sides": both_sides, "buckets": buckets, "furthest": furthest}
+    numbers = relative_bucket(jnp.asarray(distances), **options)
+    wanted = [bucket_by_hand(int(d), **options) for d in distances]
     # Where the logarithm is whole, such as at a distance of 32, rounding may fall on either side.
     differ = np.flatnonzero(np.asarray(numbers) != wanted)
     assert len(differ) <= 4

@@ -587,12 +587,13 @@ def test_pairs_are_scored_and_aligned(finished: Run, tmp_path: Path, capsys: Cap
     main(["align", run_option, pairs])
     alignments = capsys.readouterr().out.splitlines()
     assert alignments[1] == ""
-    scorer = Scorer.load(finished.folder)
-    source_ids = map(scorer.encode, ("red old", "blue new green"))
+    translator = Translator.load(finished.folder)
+    scorer = Scorer(translator)
+    source_ids = map(translator.encode, ("red old", "blue new green"))
     for i, line, ids in zip((0, 2), (first, last), source_ids, strict=True):
         assert sum(scored[i]["log_probs"]) == pytest.approx(numbers[i], abs=1e-4)
         # The search may spell a text with other tokens, or without the end symbol.
-        tokens = scorer.tokenizers.target.find
+        tokens = translator.tokenizers.target.find
         (exact,) = scorer.of_ids([(ids, [tokens(piece) for piece in line["tokens"]])])
         assert line["log_prob"] == pytest.approx(exact.log_prob, abs=1e-4)
         if scored[i]["tokens"] == line["tokens"]:

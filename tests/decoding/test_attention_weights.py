@@ -5,21 +5,19 @@ import pytest
 
 from transformer_jax.decoding.attention_weights import attention_weights
 from transformer_jax.decoding.scoring import Scorer
+from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.runs.run import Run
 
 
 def test_they_are_those_of_teacher_forcing(finished: Run) -> None:
-    scorer = Scorer.load(finished.folder, heads=[(0, 1)])
-    weights = attention_weights(scorer, "red green", "grün rot")
+    translator = Translator.load(finished.folder)
+    weights = attention_weights(translator, "red green", "grün rot")
     assert weights.source[-1] == weights.outputs[-1] == "</s>"
     assert weights.inputs == ["<s>", *weights.outputs[:-1]]
-    assert {name: [*layers] for name, layers in weights.layers.items()} == {
-        "encoder": [0],
-        "decoder": [0],
-        "cross": [0],
-    }
-    (pair,) = scorer(["red green"], ["grün rot"])
+    assert [*weights.layers] == ["encoder", "decoder", "cross"]
+    assert all([*layers] == [0] for layers in weights.layers.values())
+    (pair,) = Scorer(translator, heads=[(0, 1)])(["red green"], ["grün rot"])
     assert pair.attention is not None
     np.testing.assert_allclose(weights.layers["cross"][0][1], pair.attention, atol=1e-6)
     for layers in weights.layers.values():
@@ -29,4 +27,4 @@ def test_they_are_those_of_teacher_forcing(finished: Run) -> None:
 
 def test_a_blank_sentence_has_none(finished: Run) -> None:
     with pytest.raises(UserError, match="the sentence is blank"):
-        attention_weights(Scorer.load(finished.folder), " ", "rot")
+        attention_weights(Translator.load(finished.folder), " ", "rot")

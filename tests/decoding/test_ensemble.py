@@ -95,23 +95,17 @@ def test_the_loss_of_an_ensemble_is_that_of_its_mean_probabilities(finished: Run
         next(evaluate(of(one, others=[Member(finished.config.model, other)]), [corpus])).scores
         for one, other in ((first, last), (last, first))
     ]
-    both = Scorer(
-        finished.config, finished.tokenizers, first, others=[Member(finished.config.model, last)]
-    )
-    scored = both(sources, targets)
+    both = of(first, others=[Member(finished.config.model, last)])
+    scored = Scorer(both)(sources, targets)
     wanted = -sum(pair.log_prob for pair in scored) / sum(len(pair.ids) for pair in scored)
     for each in losses:
         np.testing.assert_allclose(each["loss"], wanted, rtol=1e-5)
 
 
-def test_runs_of_other_tokenizers_are_refused(finished: Run, other_ids: Run) -> None:
-    with pytest.raises(UserError, match=r"source vocabulary is not that of .* share their tokeni"):
-        Translator.load(finished, other_ids)
-
-
-@pytest.fixture
-def other_ids(finished: Run, tmp_path: Path) -> Run:
+def test_runs_of_other_tokenizers_are_refused(finished: Run, tmp_path: Path) -> None:
     source = copy.copy(finished.tokenizers.source)
     source.digest = "other"
     tokenizers = finished.tokenizers._replace(source=source)
-    return replace(finished, folder=tmp_path, tokenizers=tokenizers)
+    other = replace(finished, folder=tmp_path, tokenizers=tokenizers)
+    with pytest.raises(UserError, match=r"source vocabulary is not that of .* share their tokeni"):
+        Translator.load(finished, other)

@@ -1,5 +1,6 @@
 """Logits processors against loops over lists, and samples against their distribution."""
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -54,12 +55,10 @@ def everything() -> np.ndarray:
 
 
 def test_suppressed_ids_are_forbidden() -> None:
-    allowed = everything()
-    allowed[..., [1, 3]] = False
-    assert_allowed(apply(suppress((1, 3)), 0), allowed)
-    allowed = everything()
-    allowed[..., PAD] = False
-    assert_allowed(apply(NO_PADDING, 0), allowed)
+    for process, ids in ((partial(suppress, ids=(1, 3)), [1, 3]), (NO_PADDING, [PAD])):
+        allowed = everything()
+        allowed[..., ids] = False
+        assert_allowed(apply(process, 0), allowed)
 
 
 def test_the_end_is_forbidden_before_the_minimum() -> None:
@@ -67,7 +66,8 @@ def test_the_end_is_forbidden_before_the_minimum() -> None:
         allowed = everything()
         allowed[0, :, EOS] = position >= 2
         allowed[1, :, EOS] = position >= 4
-        processed = apply(at_least_min_length(EOS), position, min_length=jnp.array([2, 4, 0]))
+        process = partial(at_least_min_length, end_id=EOS)
+        processed = apply(process, position, min_length=jnp.array([2, 4, 0]))
         assert_allowed(processed, allowed)
 
 
@@ -81,7 +81,7 @@ def test_no_ngram_is_repeated(size: int) -> None:
             ngrams = [held[i : i + size] for i in range(position - size + 1)]
             for w in range(VOCABULARY):
                 allowed[b, k, w] = [*held[len(held) - size + 1 :], w][-size:] not in ngrams
-        assert_allowed(apply(no_repeat_ngrams(size), position), allowed)
+        assert_allowed(apply(partial(no_repeat_ngrams, size=size), position), allowed)
         forbidden += (~allowed).sum()
     assert forbidden > 0 or size == 3
 
@@ -92,14 +92,14 @@ def test_ids_that_are_held_are_penalised() -> None:
         for b, k in np.ndindex(SENTENCES, BEAMS):
             for w in set(IDS[b, k, :position].tolist()):
                 wanted[b, k, w] *= np.float32(1.5)
-        processed = apply(repetition_penalty(1.5), position)
+        processed = apply(partial(repetition_penalty, factor=1.5), position)
         np.testing.assert_array_equal(processed, wanted)
 
 
 @pytest.mark.parametrize("count", [1, 3, 20])
 def test_the_likeliest_ids_are_kept(count: int) -> None:
     rank = np.argsort(np.argsort(-LOG_PROBS, axis=-1), axis=-1)
-    assert_allowed(apply(top_k(count), 0), rank < count)
+    assert_allowed(apply(partial(top_k, count=count), 0), rank < count)
 
 
 @pytest.mark.parametrize("mass", [0.01, 0.5, 0.9, 1.0])
@@ -110,14 +110,14 @@ def test_the_fewest_ids_of_a_mass_are_kept(mass: float) -> None:
         for w in np.argsort(-LOG_PROBS[b, k]):
             allowed[b, k, w] = total < mass
             total += np.exp(LOG_PROBS[b, k, w])
-    assert_allowed(apply(top_p(mass), 0), allowed)
+    assert_allowed(apply(partial(top_p, mass=mass), 0), allowed)
 
 
 def test_top_p_is_of_what_is_allowed() -> None:
     best = LOG_PROBS[0, 0].argmax()
 
     def process(log_probs: Any, context: SearchContext) -> Any:
-        return top_p(0.01)(suppress((int(best),))(log_probs, context), context)
+        return top_p(suppress(log_probs, context, ids=(int(best),)), context, mass=0.01)
 
     processed = apply(process, 0)[0, 0]
     assert np.isfinite(processed).sum() == 1
@@ -128,7 +128,7 @@ def test_a_prefix_is_forced_whatever_else_is_forbidden() -> None:
     prefix = np.array([[4, 5], [6, PAD], [PAD, PAD]])
 
     def process(log_probs: Any, context: SearchContext) -> Any:
-        return forced_prefix(suppress((5, 6))(log_probs, context), context)
+        return forced_prefix(suppress(log_probs, context, ids=(5, 6)), context)
 
     for position in range(3):
         allowed = everything()
@@ -144,6 +144,7 @@ def test_a_prefix_is_forced_whatever_else_is_forbidden() -> None:
 
 # ----- in searches
 
+KEYS = jax.random.key_data(jax.random.split(jax.random.key(7), SENTENCES))
 BIGRAMS = jnp.asarray(np.random.default_rng(2).normal(size=(VOCABULARY, VOCABULARY)), jnp.float32)
 
 
@@ -167,10 +168,14 @@ STRATEGIES = {"greedy": greedy(), "beam": beam_search(3, never), "sample": sampl
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_reported_scores_are_the_models_own(name: str) -> None:
     strategy = STRATEGIES[name]
-    keys = jax.random.key_data(jax.random.split(jax.random.key(0), SENTENCES))
-    processors = repetition_penalty(2.0), temperature(0.5), no_repeat_ngrams(2), suppress((4,))
+    processors = (
+        partial(repetition_penalty, factor=2.0),
+        partial(temperature, value=0.5),
+        partial(no_repeat_ngrams, size=2),
+        partial(suppress, ids=(4,)),
+    )
     prefix = jnp.array([[4, 4], [6, PAD], [PAD, PAD]])
-    hypotheses = find(strategy, *processors, forced_prefix, prefix=prefix, keys=keys)
+    hypotheses = find(strategy, *processors, forced_prefix, prefix=prefix, keys=KEYS)
     of_model = np.asarray(jax.nn.log_softmax(BIGRAMS))
     for b, k in np.ndindex(SENTENCES, strategy.beams):
         ids = [BOS, *[i for i in hypotheses.ids[b, k].tolist() if i != PAD]]
@@ -187,8 +192,7 @@ def test_reported_scores_are_the_models_own(name: str) -> None:
 def test_samples_have_the_frequencies_of_the_distribution() -> None:
     """χ² of the first and the second id of 4,000 samples of each sentence: 5 and 25 degrees of
     freedom, whose 99.9 % quantiles are 20.5 and 52.6."""
-    keys = jax.random.key_data(jax.random.split(jax.random.key(7), SENTENCES))
-    hypotheses = find(sample(4000), temperature(2.0), keys=keys)
+    hypotheses = find(sample(4000), partial(temperature, value=2.0), keys=KEYS)
     weights = np.exp(np.asarray(BIGRAMS) / 2)
     weights[:, PAD] = 0
     chances = weights / weights.sum(1, keepdims=True)
@@ -210,21 +214,18 @@ def test_samples_have_the_frequencies_of_the_distribution() -> None:
 
 
 def test_samples_depend_on_their_key_alone() -> None:
-    keys = jax.random.key_data(jax.random.split(jax.random.key(7), SENTENCES))
-    hypotheses, turned = (find(sample(3), keys=k) for k in (keys, keys[::-1]))
+    hypotheses, turned = (find(sample(3), keys=k) for k in (KEYS, KEYS[::-1]))
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[::-1]), hypotheses, turned)
     assert np.all(np.diff(hypotheses.scores) <= 0)
 
 
 def test_samples_of_the_likeliest_id_are_greedy() -> None:
-    keys = jax.random.key_data(jax.random.split(jax.random.key(0), SENTENCES))
-    hypotheses = find(sample(1), top_k(1), keys=keys)
+    hypotheses = find(sample(1), partial(top_k, count=1), keys=KEYS)
     np.testing.assert_array_equal(hypotheses.ids, find(greedy()).ids)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_sentence_without_an_allowed_output_has_no_hypothesis(name: str) -> None:
-    keys = jax.random.key_data(jax.random.split(jax.random.key(0), SENTENCES))
-    hypotheses = find(STRATEGIES[name], suppress(range(VOCABULARY)), keys=keys)
+    hypotheses = find(STRATEGIES[name], partial(suppress, ids=range(VOCABULARY)), keys=KEYS)
     assert (hypotheses.scores == -jnp.inf).all()
     assert not hypotheses.ids.any()

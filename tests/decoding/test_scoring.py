@@ -26,7 +26,7 @@ def test_scores_are_those_of_the_search(translator: Translator) -> None:
     best = [translation.hypotheses[0] for translation in translator.stream(LINES)]
     sources = [translator.encode(line, 1) for line in LINES]
     ids = [hypothesis.ids for hypothesis in best]
-    scores = Scorer.like(translator).of_ids(list(zip(sources, ids, strict=True)))
+    scores = Scorer(translator).of_ids(list(zip(sources, ids, strict=True)))
     for hypothesis, score in zip(best, scores, strict=True):
         assert score.ids == hypothesis.ids
         assert len(score.log_probs) == len(hypothesis.ids)
@@ -38,11 +38,11 @@ def test_scores_are_those_of_the_search(translator: Translator) -> None:
 
 def test_each_source_has_a_target(translator: Translator) -> None:
     with pytest.raises(UserError, match="3 sources and 1 targets: must be as many"):
-        Scorer.like(translator)(LINES, ["rot"])
+        Scorer(translator)(LINES, ["rot"])
 
 
 def test_text_is_scored_with_its_end_symbol(translator: Translator) -> None:
-    one, blank, other = Scorer.like(translator)(LINES, ["rot alt", "", ""])
+    one, blank, other = Scorer(translator)(LINES, ["rot alt", "", ""])
     assert one.ids == (*translator.tokenizers.target.encode("rot alt"), EOS)
     assert other.ids == (EOS,)
     assert blank.ids == ()
@@ -52,7 +52,7 @@ def test_pairs_without_a_score_have_a_reason(translator: Translator) -> None:
     """They do not end the scoring of the others."""
     sources = ["red", "", "red", "red " * 200, "red"]
     targets = ["rot", "alt", "rot " * 200, "rot", "rot"]
-    first, blank, *long, last = Scorer.like(translator)(sources, targets)
+    first, blank, *long, last = Scorer(translator)(sources, targets)
     assert first.log_prob == pytest.approx(last.log_prob, abs=1e-5)
     assert first.reason is last.reason is None
     assert blank.reason == "has a target, but a blank source; give both"
@@ -64,7 +64,7 @@ def test_pairs_without_a_score_have_a_reason(translator: Translator) -> None:
 
 def test_attention_is_that_of_the_chosen_heads(translator: Translator) -> None:
     def weights(*heads: tuple[int, int | None]) -> Any:
-        (pair,) = Scorer.like(translator, heads)(["blue new green"], ["blau neu"])
+        (pair,) = Scorer(translator, heads)(["blue new green"], ["blau neu"])
         return pair.attention
 
     source = translator.encode("blue new green", 1)

@@ -5,7 +5,7 @@ that hypotheses whose state was reordered wrongly score differently.
 """
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -69,9 +69,8 @@ def rules(max_length: int, name: str = "none", **more: Any) -> Rules:
 def compiled(name: str, beams: int, max_length: int, stop: Stop) -> Callable[..., Hypotheses]:
     """The beam search on the table, or for 0 beams the greedy one: (state, lengths)."""
     strategy, common = strategy_of(beams, stop), rules(max_length, name)
-    return jax.jit(
-        lambda state, n: searches.search(strategy, table_step, state, Sentences(n), common)
-    )
+    find = partial(searches.search, strategy, table_step, rules=common)
+    return jax.jit(lambda state, n: find(state, Sentences(n)))
 
 
 def strategy_of(beams: int, stop: Stop) -> Strategy:
@@ -83,12 +82,7 @@ final = cache(optimal_stopping)
 
 
 def search(
-    name: str,
-    beams: int,
-    max_length: int,
-    sentences: Any,
-    lengths: Any,
-    stop: Stop | None = None,
+    name: str, beams: int, max_length: int, sentences: Any, lengths: Any, stop: Stop | None = None
 ) -> Hypotheses:
     state = start(sentences, max(beams, 1))
     run = compiled(name, beams, max_length, stop or final(beams))
@@ -190,9 +184,8 @@ def test_beam_is_the_simple_one_that_never_stops_early(name: str, beams: int) ->
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_search_that_stops_finds_what_one_that_never_stops_finds(name: str, count: int) -> None:
     sentences, lengths = range(60), [12, 5, 9] * 20
-    outputs, whole = (
-        search(name, 3, 12, sentences, lengths, stop) for stop in (final(count), never)
-    )
+    find = partial(search, name, 3, 12, sentences, lengths)
+    outputs, whole = find(final(count)), find(never)
     for ours, theirs in zip(outputs, whole, strict=True):
         np.testing.assert_array_equal(ours[:, :count], theirs[:, :count])
 
@@ -322,12 +315,9 @@ def model_search(beams: int) -> Callable[[Any], Hypotheses]:
 
     @jax.jit
     def run(params: Any, source: Any) -> Hypotheses:
-        state: Any = model.apply(
-            {"params": params}, source, max(beams, 1), LONGEST, method="prefill"
-        )
-
-        def step(ids: Any, state: Any, index: Any) -> Any:
-            return model.apply({"params": params}, ids, state, index, method="decode_step")
+        apply = partial(model.apply, {"params": params})
+        state: Any = apply(source, max(beams, 1), LONGEST, method="prefill")
+        step: Any = partial(apply, method="decode_step")
 
         sentences = Sentences(jnp.where(jnp.any(source != PAD, axis=1), LONGEST, 0))
         common = rules(LONGEST, "mean" if beams > 1 else "none")

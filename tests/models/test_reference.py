@@ -22,9 +22,8 @@ class Reference:
 
     def __init__(self, path: Path, norm: Any) -> None:
         self.data = dict(np.load(path))
-        config = ModelConfig(
-            layers=2, d_model=32, heads=4, d_ff=64, max_length=16, norm=norm, dropout=0.0
-        )
+        sizes: dict[str, Any] = {"layers": 2, "d_model": 32, "heads": 4, "d_ff": 64}
+        config = ModelConfig(**sizes, max_length=16, norm=norm, dropout=0.0)
         self.model = Transformer(config, 53, 53)
         self.batch = Batch(*(jnp.asarray(self.data[k]) for k in ("src", "tgt_in", "tgt_out")))
         self.shapes = jax.eval_shape(self.model.init, jax.random.key(0), self.batch)["params"]
@@ -32,16 +31,13 @@ class Reference:
 
     def tree(self, kind: str) -> Params:
         """Its parameters or gradients by our names, with heads in a dimension of their own."""
-        arrays = {
-            name.removeprefix(f"{kind}/"): array
-            for name, array in self.data.items()
-            if name.startswith(f"{kind}/")
-        }
-        return params_from_arrays(
-            arrays,
-            self.shapes,
-            lambda ours: ours.replace("layers_", "").replace("target_embedding", "embed"),
-        )
+
+        def theirs(ours: str) -> str:
+            return ours.replace("layers_", "").replace("target_embedding", "embed")
+
+        parts = {name.partition("/"): array for name, array in self.data.items()}
+        arrays = {name: array for (part, _, name), array in parts.items() if part == kind}
+        return params_from_arrays(arrays, self.shapes, theirs)
 
 
 @pytest.fixture(scope="module", params=["post", "pre"])

@@ -104,7 +104,7 @@ def test_a_beam_search_reorders_grows_and_regroups_its_state(
     mesh = make_mesh(devices=jax.devices()[:1])
     translator = Translator.load(tmp_path / "mean", tmp_path / "mean", decode=decode, mesh=mesh)
     translations = translator(LINES)
-    scorer = Scorer.like(translator)
+    scorer = Scorer(translator)
     for line, translation in zip(LINES, translations, strict=True):
         hypotheses = translation.hypotheses
         pairs = [(translator.encode(line, 1), hypothesis.ids) for hypothesis in hypotheses]

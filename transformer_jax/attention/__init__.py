@@ -10,7 +10,7 @@ from transformer_jax.attention.functional import (
     predicted_center,
     soft_attention,
 )
-from transformer_jax.attention.kernels import AnyKernel, Kernel, attend
+from transformer_jax.attention.kernels import AnyKernel, attend
 from transformer_jax.attention.kinds import AttentionInputs, AttentionOutput, register_kind
 from transformer_jax.attention.masks import Mask, padding_mask
 from transformer_jax.attention.multi_head import Context, KeysValues, KVCache, MultiHeadAttention
@@ -22,7 +22,6 @@ __all__ = [
     "AttentionOutput",
     "Context",
     "KVCache",
-    "Kernel",
     "KeysValues",
     "Mask",
     "MultiHeadAttention",

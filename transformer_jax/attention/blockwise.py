@@ -9,6 +9,7 @@ and k keys.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -48,9 +49,9 @@ def blockwise(
     """
     mask = Mask() if mask is None else mask
     plan = _plan(query, key, mask, blocks)
-    arrays = _mask_arrays(plan, mask, key.shape[:2])
+    mask = _per_head(plan, mask, key.shape[:2])
     grouped = query.reshape(*key.shape[:2], plan.group, *query.shape[2:])
-    output: Array = _attend(grouped, key, value, arrays, plan)
+    output: Array = _attend(grouped, key, value, mask, plan)
     return ContextAndWeights(output.reshape(query.shape), None)
 
 
@@ -101,38 +102,26 @@ class _Plan(NamedTuple):
     queries: int
     keys: int
     size: Blocks
-    causal: bool
-    window: int | None
-    aligned: bool
 
     @property
     def counts(self) -> tuple[int, int]:
         """Numbers of query blocks and of key blocks."""
         return -(-self.queries // self.size.queries), -(-self.keys // self.size.keys)
 
-    def reach(self, block: Any) -> tuple[Any, Any]:
+    def reach(self, mask: Mask, block: Any) -> tuple[Any, Any]:
         """Returns the first key that a block of queries reaches, and the number of key blocks.
 
         With a window, this number is the same for every block of queries, so that the loop has a
         static length.
         """
         first, blocks = block * self.size.queries, self.counts[1]
-        if self.aligned and self.window is not None:
-            span = _span(self.size.queries, self.keys, self.window, self.causal)
+        if mask.aligned and mask.window is not None:
+            span = _span(self.size.queries, self.keys, mask.window, mask.causal)
             count = -(-span // self.size.keys)
-            return jnp.clip(first - self.window, 0, (blocks - count) * self.size.keys), count
-        if self.aligned and self.causal:
+            return jnp.clip(first - mask.window, 0, (blocks - count) * self.size.keys), count
+        if mask.aligned and mask.causal:
             blocks = jnp.minimum((first + self.size.queries - 1) // self.size.keys + 1, blocks)
         return 0, blocks
-
-
-class _MaskArrays(NamedTuple):
-    """Arrays of a `Mask` per head, [B G T] and [B G S], padded to whole blocks."""
-
-    query_segments: Array | None
-    query_positions: Array
-    key_segments: Array | None
-    key_positions: Array
 
 
 def _plan(query: Array, key: Array, mask: Mask, blocks: Blocks | None) -> _Plan:
@@ -140,7 +129,7 @@ def _plan(query: Array, key: Array, mask: Mask, blocks: Blocks | None) -> _Plan:
     _, kv_heads, keys, _ = key.shape
     size = blocks or choose_blocks(batch * kv_heads, heads // kv_heads, queries, keys, mask)
     size = Blocks(*map(min, size, (batch * kv_heads, queries, keys)))
-    return _Plan(heads // kv_heads, queries, keys, size, mask.causal, mask.window, mask.aligned)
+    return _Plan(heads // kv_heads, queries, keys, size)
 
 
 def _pad(x: Array, multiple: int, axis: int) -> Array:
@@ -150,7 +139,9 @@ def _pad(x: Array, multiple: int, axis: int) -> Array:
     return jnp.pad(x, widths) if missing else x
 
 
-def _mask_arrays(plan: _Plan, mask: Mask, heads: tuple[int, ...]) -> _MaskArrays:
+def _per_head(plan: _Plan, mask: Mask, heads: tuple[int, ...]) -> Mask:
+    """Returns the mask with arrays per head, [B G T] and [B G S], padded to whole blocks."""
+
     def padded(array: Array, multiple: int) -> Array:
         return _pad(jnp.broadcast_to(array[:, None], (*heads, array.shape[1])), multiple, 2)
 
@@ -158,19 +149,22 @@ def _mask_arrays(plan: _Plan, mask: Mask, heads: tuple[int, ...]) -> _MaskArrays
     query_segments, key_segments = mask.query_segments, mask.key_segments
     if key_segments is None and plan.keys % plan.size.keys:  # hides the padding of the last block
         key_segments = jnp.ones((1, plan.keys), jnp.int32)
-    return _MaskArrays(
-        None if query_segments is None else padded(query_segments, plan.size.queries),
-        padded(query_positions, plan.size.queries),
-        None if key_segments is None else padded(key_segments, plan.size.keys),
-        padded(key_positions, plan.size.keys),
+    return replace(
+        mask,
+        query_segments=None
+        if query_segments is None
+        else padded(query_segments, plan.size.queries),
+        query_positions=padded(query_positions, plan.size.queries),
+        key_segments=None if key_segments is None else padded(key_segments, plan.size.keys),
+        key_positions=padded(key_positions, plan.size.keys),
     )
 
 
-def _is_unmasked(plan: _Plan, arrays: _MaskArrays) -> bool:
-    return arrays.key_segments is None and not plan.causal and plan.window is None
+def _is_unmasked(mask: Mask) -> bool:
+    return mask.key_segments is None and not mask.causal and mask.window is None
 
 
-def _scores(plan: _Plan, arrays: _MaskArrays, q_i: Array, k_j: Array, i: Any, start: Any) -> Array:
+def _scores(plan: _Plan, mask: Mask, q_i: Array, k_j: Array, i: Any, start: Any) -> Array:
     """Returns the scores [c gq k] of block i of queries and the block of keys at `start`."""
 
     def block(array: Array | None, start: Any, size: int) -> Any:
@@ -178,15 +172,14 @@ def _scores(plan: _Plan, arrays: _MaskArrays, q_i: Array, k_j: Array, i: Any, st
 
     _, queries, keys = plan.size
     scores = _matmul("cqh,ckh->cqk", q_i, k_j)
-    if _is_unmasked(plan, arrays):
+    if _is_unmasked(mask):
         return scores
-    mask = Mask(
-        block(arrays.query_segments, i * queries, queries),
-        block(arrays.query_positions, i * queries, queries),
-        block(arrays.key_segments, start, keys),
-        block(arrays.key_positions, start, keys),
-        causal=plan.causal,
-        window=plan.window,
+    mask = replace(
+        mask,
+        query_segments=block(mask.query_segments, i * queries, queries),
+        query_positions=block(mask.query_positions, i * queries, queries),
+        key_segments=block(mask.key_segments, start, keys),
+        key_positions=block(mask.key_positions, start, keys),
     )
     hidden = jnp.where(mask.dense(queries, keys)[:, 0], 0, HIDDEN_SCORE)
     return scores + (jnp.tile(hidden, (1, plan.group, 1)) if hidden.shape[1] > 1 else hidden)
@@ -228,12 +221,12 @@ def _over_heads(plan: _Plan, function: Callable[..., Any], *arrays: Any) -> Any:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attend(query: Array, key: Array, value: Array, arrays: _MaskArrays, plan: _Plan) -> Array:
-    return _forward(query, key, value, arrays, plan)[0]
+def _attend(query: Array, key: Array, value: Array, mask: Mask, plan: _Plan) -> Array:
+    return _forward(query, key, value, mask, plan)[0]
 
 
 def _forward(
-    query: Array, key: Array, value: Array, arrays: _MaskArrays, plan: _Plan
+    query: Array, key: Array, value: Array, mask: Mask, plan: _Plan
 ) -> tuple[Array, tuple[Any, ...]]:
     """Returns the output [B G g T H] and the residuals of the backward pass.
 
@@ -242,15 +235,15 @@ def _forward(
     """
     size = plan.size
 
-    def heads(arrays: _MaskArrays, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
+    def heads(mask: Mask, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
         def block_of_queries(i: Any) -> tuple[Array, Array, Array]:
             q_i = _block_of_queries(q, i, size.queries)
-            first, count = plan.reach(i)
+            first, count = plan.reach(mask, i)
 
             def block_of_keys(j: Any, maximum: Array | None = None) -> tuple[Array, Array, Array]:
                 start = first + j * size.keys
                 k_j, v_j = (_block(x, start, size.keys, 1) for x in (k, v))
-                scores = _scores(plan, arrays, q_i, k_j, i, start)
+                scores = _scores(plan, mask, q_i, k_j, i, start)
                 highest = jnp.max(scores, axis=-1)
                 maximum = highest if maximum is None else jnp.maximum(maximum, highest)
                 weights = jnp.exp(scores - maximum[..., None])
@@ -271,7 +264,7 @@ def _forward(
                 zeros = jnp.zeros(q_i.shape[:-1])
                 carry = jnp.zeros(q_i.shape), zeros + HIDDEN_SCORE, zeros
                 output, maximum, total = lax.fori_loop(0, count, add, carry)
-            if not _is_unmasked(plan, arrays):  # the output of a query without keys is 0
+            if not _is_unmasked(mask):  # the output of a query without keys is 0
                 total = jnp.where(maximum > HIDDEN_SCORE / 2, total, jnp.inf)
             return (output / total[..., None]).astype(q.dtype), maximum, total
 
@@ -279,9 +272,9 @@ def _forward(
 
     scaled = _pad(query * query.shape[-1] ** -0.5, size.queries, 3)
     keys_values = [_pad(x, size.keys, 2) for x in (key, value)]
-    result = _over_heads(plan, heads, arrays, scaled, *keys_values)
+    result = _over_heads(plan, heads, mask, scaled, *keys_values)
     output, maximum, total = (x[:, :, :, : plan.queries] for x in result)
-    return output, (query, key, value, arrays, output, maximum, total)
+    return output, (query, key, value, mask, output, maximum, total)
 
 
 def _over_queries(plan: _Plan, function: Callable[[Any], Any]) -> Any:
@@ -306,7 +299,7 @@ def _backward(plan: _Plan, residuals: tuple, gradient: Array) -> tuple[Any, ...]
     Recomputes the scores S. With P = softmax(S) and the gradient dO of the output O = P V:
     dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP - rowsum(dO ∘ O)), dQ = dS K and dK = dSᵀ Q.
     """
-    query, key, value, arrays, output, maximum, total = residuals
+    query, key, value, mask, output, maximum, total = residuals
     size, scale = plan.size, query.shape[-1] ** -0.5
     # P is exp(S - maximum) / total. With dO divided by the total here, once per query, the loops
     # need not divide each block of scores.
@@ -314,11 +307,11 @@ def _backward(plan: _Plan, residuals: tuple, gradient: Array) -> tuple[Any, ...]
     inner = jnp.sum(gradient.astype(jnp.float32) * output.astype(jnp.float32), axis=-1)
 
     def heads(
-        arrays: _MaskArrays, q: Array, g: Array, m: Array, d: Array, k: Array, v: Array
+        mask: Mask, q: Array, g: Array, m: Array, d: Array, k: Array, v: Array
     ) -> tuple[Array, Array, Array]:
         def block_of_queries(carry: tuple, i: Any) -> tuple[tuple, Array]:
             q_i, g_i, m_i, d_i = (_block_of_queries(x, i, size.queries) for x in (q, g, m, d))
-            first, count = plan.reach(i)
+            first, count = plan.reach(mask, i)
 
             # dQ of this block of queries is a sum over blocks of keys. dK and dV are sums over
             # blocks of queries: they are carried from one block of queries to the next.
@@ -329,7 +322,7 @@ def _backward(plan: _Plan, residuals: tuple, gradient: Array) -> tuple[Any, ...]
 
             def block_of_keys(start: Any) -> tuple[Array, Array, Array]:
                 k_j, v_j = (_block(x, start, size.keys, 1) for x in (k, v))
-                weights = jnp.exp(_scores(plan, arrays, q_i, k_j, i, start) - m_i[..., None])
+                weights = jnp.exp(_scores(plan, mask, q_i, k_j, i, start) - m_i[..., None])
                 d_weights = _matmul("cqh,ckh->cqk", g_i, v_j)
                 d_scores = (weights * (d_weights - d_i[..., None])).astype(q.dtype)
                 d_k = _matmul("cqk,cqh->ckh", d_scores, q_i)
@@ -352,7 +345,7 @@ def _backward(plan: _Plan, residuals: tuple, gradient: Array) -> tuple[Any, ...]
 
     queries = [_pad(x, size.queries, 3) for x in (query * scale, gradient, maximum, inner)]
     keys_values = [_pad(x, size.keys, 2) for x in (key, value)]
-    d_q, *d_keys_values = _over_heads(plan, heads, arrays, *queries, *keys_values)
+    d_q, *d_keys_values = _over_heads(plan, heads, mask, *queries, *keys_values)
     d_q = (d_q[:, :, :, : plan.queries] * scale).astype(query.dtype)
     d_k, d_v = (x[:, :, : plan.keys] for x in d_keys_values)
     return d_q, d_k.astype(key.dtype), d_v.astype(value.dtype), None

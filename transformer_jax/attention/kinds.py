@@ -21,10 +21,6 @@ from transformer_jax.errors import UserError
 from transformer_jax.types import AuxiliaryLoss, Heads, Key, KVHeads, Size
 
 
-def _no_parameters(name: str, *_: Any) -> Any:
-    raise UserError(f"parameter {name!r}: only a layer of a model has parameters")
-
-
 class AttentionInputs(NamedTuple):
     """Inputs of a kind of attention."""
 
@@ -39,7 +35,7 @@ class AttentionInputs(NamedTuple):
     attend: Callable[..., ContextAndWeights]  # the layer's kernel, bias and dropout
     needs_weights: bool  # whether to return attention weights, even if that is slower
     last_layer: bool  # of a kind that only one layer has: whether it is the last of its stack
-    param: Callable[..., Any] = _no_parameters  # (name, initializer, shape): a parameter
+    param: Callable[..., Any]  # (name, initializer, shape): a parameter
 
     def repeat_heads(self, x: KVHeads) -> Float[Array, "B N S H"]:
         """Returns keys or values repeated to the number of query heads."""
@@ -149,7 +145,7 @@ def plain(inputs: AttentionInputs) -> AttentionOutput:
 
 def local_m(inputs: AttentionInputs) -> AttentionOutput:
     """Computes `functional.local_m_attention`: soft attention under a windowed mask."""
-    return soft(inputs._replace(mask=inputs.mask.windowed(inputs.config.window or 0)))
+    return soft(inputs._replace(mask=replace(inputs.mask, window=inputs.config.window)))
 
 
 def local_p(inputs: AttentionInputs) -> AttentionOutput:
@@ -215,7 +211,8 @@ def latent(inputs: AttentionInputs) -> AttentionOutput:
     """
     keys = inputs.repeat_heads(inputs.key)
     length = keys.shape[2]
-    same_sentence = inputs.mask.among_keys().dense(length, length)
+    segments = inputs.mask.key_segments
+    same_sentence = Mask(segments, key_segments=segments).dense(length, length)
     _, positions = inputs.mask.positions(length, length)
     v = inputs.matrix("active", inputs.max_length)
     active = functional.masked_softmax(scores.location(keys, positions[:, None], v), same_sentence)

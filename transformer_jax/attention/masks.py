@@ -5,7 +5,7 @@ A dense mask is True where a query may attend to a key, and broadcasts to [B, N,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import jax
@@ -45,14 +45,6 @@ class Mask:
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 0:
             raise UserError(f"window={self.window}: must be at least 0")
-
-    def windowed(self, window: int) -> Mask:
-        """Returns this mask with another window."""
-        return replace(self, window=window)
-
-    def among_keys(self) -> Mask:
-        """Returns the mask under which keys attend to each other within their segment."""
-        return Mask(key_segments=self.key_segments, query_segments=self.key_segments)
 
     def positions(self, queries: Size, keys: Size) -> tuple[Int[Array, "#B T"], Int[Array, "#B S"]]:
         """Returns the positions of `queries` queries and `keys` keys."""

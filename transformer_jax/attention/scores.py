@@ -13,8 +13,6 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.config import look_up
-
 Queries = Float[Array, "*B T H"]
 Keys = Float[Array, "*B S H"]
 """Keys, or values."""
@@ -125,8 +123,3 @@ SCORES: dict[str, Score] = {
     "additive": Score(_prepare_additive, added, {"w": "H H", "u": "H H"}, {"v": "H"}),
     "location": Score(_prepare_location, dot, {"positions": "H P"}),
 }
-
-
-def find_score(field: str, name: str) -> Score:
-    """Returns the score function `name`. UserError: it is unknown; the message names `field`."""
-    return look_up(SCORES, name, f"model.{field}.score")

@@ -189,7 +189,7 @@ def score(options: Score, arguments: ConfigArguments) -> None:
     translator = load_translator(options, arguments)
     pieces = translator.tokenizers.target.pieces
     total, tokens = 0.0, 0
-    for number, _, pair in _scores(options, translator.config, scoring.Scorer.like(translator)):
+    for number, _, pair in _scores(options, translator.config, scoring.Scorer(translator)):
         line = f"nan\t{pair.reason}" if pair.reason else f"{pair.log_prob:.6f}"
         if options.json:
             each = {"tokens": pieces(pair.ids), "log_probs": pair.log_probs}
@@ -208,7 +208,7 @@ def score(options: Score, arguments: ConfigArguments) -> None:
 def align(options: Align, arguments: ConfigArguments) -> None:
     """Prints the alignment of each pair; that of blank lines, or of too long ones, is blank."""
     translator = load_translator(options, arguments)
-    scorer = scoring.Scorer.like(translator, parse_layers("--layer", options.layer))
+    scorer = scoring.Scorer(translator, parse_layers("--layer", options.layer))
     of_source, of_target = (side.pieces for side in translator.tokenizers)
     for _, source, pair in _scores(options, translator.config, scorer):
         pieces = of_source(translator.encode(source)), of_target(pair.ids)

@@ -18,7 +18,6 @@ from transformer_jax.decoding.search import (
     Strategy,
     last_ids,
     no_ids,
-    pad_ids,
     reorder,
     score_next,
 )
@@ -158,7 +157,7 @@ def beam_search(
         done = done | at_limit[:, 0] | stop(ended.ranks, bound)
         return Progress(index + 1, done, sentences, Beam(live, ended, take_beams(met, kept)), state)
 
-    return Strategy(beams, start, extend_beam, _hypotheses, _grow)
+    return Strategy(beams, start, extend_beam, _hypotheses)
 
 
 def _extend(live: Live, scored: Scored, scores: Scores, indices: Numbers) -> tuple[Live, Numbers]:
@@ -193,11 +192,6 @@ def _hypotheses(beam: Beam, rules: Rules) -> Hypotheses:
     length = jnp.maximum(jnp.sum(ids != PAD, axis=2), 1).astype(jnp.float32)
     scores = jnp.where(ranks > -jnp.inf, rules.length_penalty(log_probs, length), -jnp.inf)
     return Hypotheses(ids, scores, log_probs)
-
-
-def _grow(beam: Beam, length: int) -> Beam:
-    """Returns the live and the ended hypotheses, padded to `length` positions."""
-    return beam._replace(live=pad_ids(beam.live, length), ended=pad_ids(beam.ended, length))
 
 
 # The constraint that outputs hold given phrases (Post and Vilar 2018)

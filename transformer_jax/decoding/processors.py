@@ -2,13 +2,14 @@
 
 A `Processor` returns the log probabilities of the next id that the search ranks by, at most 0, and
 -inf for an id that may not follow. It does not renormalize. Scores that are reported are the
-model's own.
+model's own. A function with parameters becomes a processor by `functools.partial`.
 
 A `LengthPenalty` maps the log probability of a hypothesis and its length, end symbol included, to
 its score. It increases with the log probability, and for a fixed one it is monotonic in the length.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -44,94 +45,70 @@ class SearchContext(NamedTuple):
 Processor = Callable[[LogProbs, SearchContext], LogProbs]
 
 
-def suppress(ids: Sequence[int]) -> Processor:
-    """Returns a processor that forbids `ids`."""
-
-    def process(log_probs: LogProbs, _: SearchContext) -> LogProbs:
-        forbidden = jnp.zeros(log_probs.shape[-1], bool).at[jnp.asarray(ids)].set(True)
-        return jnp.where(forbidden, -jnp.inf, log_probs)
-
-    return process
+def suppress(log_probs: LogProbs, _: SearchContext, *, ids: Sequence[int]) -> LogProbs:
+    """Forbids `ids`."""
+    forbidden = jnp.zeros(log_probs.shape[-1], bool).at[jnp.asarray(ids)].set(True)
+    return jnp.where(forbidden, -jnp.inf, log_probs)
 
 
-NO_PADDING = suppress((PAD,))
+NO_PADDING = partial(suppress, ids=(PAD,))
 
 
-def at_least_min_length(end_id: int) -> Processor:
-    """Returns a processor that forbids the end symbol before `Sentences.min_length` ids."""
-
-    def process(log_probs: LogProbs, context: SearchContext) -> LogProbs:
-        assert context.sentences.min_length is not None
-        early = context.position < context.sentences.min_length[:, None]
-        is_end = (jnp.arange(log_probs.shape[-1]) == end_id)[None, None, :]
-        return jnp.where(early[..., None] & is_end, -jnp.inf, log_probs)
-
-    return process
+def at_least_min_length(log_probs: LogProbs, context: SearchContext, *, end_id: int) -> LogProbs:
+    """Forbids the end symbol before `Sentences.min_length` ids."""
+    assert context.sentences.min_length is not None
+    early = context.position < context.sentences.min_length[:, None]
+    is_end = (jnp.arange(log_probs.shape[-1]) == end_id)[None, None, :]
+    return jnp.where(early[..., None] & is_end, -jnp.inf, log_probs)
 
 
-def no_repeat_ngrams(size: int) -> Processor:
-    """Returns a processor that forbids an id that would repeat `size` ids of the hypothesis.
+def no_repeat_ngrams(log_probs: LogProbs, context: SearchContext, *, size: int) -> LogProbs:
+    """Forbids an id that would repeat `size` ids of the hypothesis.
 
     (Paulus et al. 2018, section 2.5)
     """
-
-    def process(log_probs: LogProbs, context: SearchContext) -> LogProbs:
-        ids, index = context.ids, context.position
-        length = ids.shape[2]
-        if length < size:
-            return log_probs
-        starts = jnp.arange(length - size + 1)
-        repeats = jnp.broadcast_to(starts + size <= index, (*ids.shape[:2], starts.size))
-        for offset in range(size - 1):
-            last = jax.lax.dynamic_index_in_dim(ids, index - size + 1 + offset, 2)
-            repeats = repeats & (ids[:, :, offset : offset + starts.size] == last)
-        followers = ids[:, :, size - 1 :]
-        return _at(log_probs, followers, repeats, -jnp.inf)
-
-    return process
+    ids, index = context.ids, context.position
+    length = ids.shape[2]
+    if length < size:
+        return log_probs
+    starts = jnp.arange(length - size + 1)
+    repeats = jnp.broadcast_to(starts + size <= index, (*ids.shape[:2], starts.size))
+    for offset in range(size - 1):
+        last = jax.lax.dynamic_index_in_dim(ids, index - size + 1 + offset, 2)
+        repeats = repeats & (ids[:, :, offset : offset + starts.size] == last)
+    followers = ids[:, :, size - 1 :]
+    return _at(log_probs, followers, repeats, -jnp.inf)
 
 
-def repetition_penalty(factor: float) -> Processor:
-    """Returns a processor that multiplies the log probabilities of ids that the hypothesis holds.
+def repetition_penalty(log_probs: LogProbs, context: SearchContext, *, factor: float) -> LogProbs:
+    """Multiplies the log probabilities of ids that the hypothesis holds by `factor`.
 
     A factor above 1 makes them less likely. (Keskar et al. 2019, section 4.1, on log probabilities)
     """
-
-    def process(log_probs: LogProbs, context: SearchContext) -> LogProbs:
-        held = jnp.arange(context.ids.shape[2]) < context.position
-        held = jnp.broadcast_to(held, context.ids.shape)
-        penalized = jnp.take_along_axis(log_probs, context.ids, axis=2) * factor
-        return _at(log_probs, context.ids, held, penalized)
-
-    return process
+    held = jnp.arange(context.ids.shape[2]) < context.position
+    held = jnp.broadcast_to(held, context.ids.shape)
+    penalized = jnp.take_along_axis(log_probs, context.ids, axis=2) * factor
+    return _at(log_probs, context.ids, held, penalized)
 
 
-def temperature(value: float) -> Processor:
-    """Returns a processor that divides the log probabilities by `value`."""
-    return lambda log_probs, _: log_probs / value
+def temperature(log_probs: LogProbs, _: SearchContext, *, value: float) -> LogProbs:
+    """Divides the log probabilities by `value`."""
+    return log_probs / value
 
 
-def top_k(count: int) -> Processor:
-    """Returns a processor that forbids all but the `count` likeliest ids (Fan et al. 2018)."""
-
-    def process(log_probs: LogProbs, _: SearchContext) -> LogProbs:
-        best, chosen = jax.lax.top_k(log_probs, min(count, log_probs.shape[-1]))
-        return _only(log_probs, chosen, best)
-
-    return process
+def top_k(log_probs: LogProbs, _: SearchContext, *, count: int) -> LogProbs:
+    """Forbids all but the `count` likeliest ids (Fan et al. 2018)."""
+    best, chosen = jax.lax.top_k(log_probs, min(count, log_probs.shape[-1]))
+    return _only(log_probs, chosen, best)
 
 
-def top_p(mass: float) -> Processor:
-    """Returns a processor that keeps the fewest likeliest ids whose probabilities add up to at
-    least `mass` of all that are allowed, and forbids the others (Holtzman et al. 2020)."""
-
-    def process(log_probs: LogProbs, _: SearchContext) -> LogProbs:
-        best, chosen = jax.lax.top_k(log_probs, log_probs.shape[-1])
-        probs = jax.nn.softmax(best)
-        before = jnp.cumsum(probs, axis=-1) - probs
-        return _only(log_probs, chosen, jnp.where(before < mass, best, -jnp.inf))
-
-    return process
+def top_p(log_probs: LogProbs, _: SearchContext, *, mass: float) -> LogProbs:
+    """Keeps the fewest likeliest ids whose probabilities add up to at least `mass` of all that are
+    allowed, and forbids the others (Holtzman et al. 2020)."""
+    best, chosen = jax.lax.top_k(log_probs, log_probs.shape[-1])
+    probs = jax.nn.softmax(best)
+    before = jnp.cumsum(probs, axis=-1) - probs
+    return _only(log_probs, chosen, jnp.where(before < mass, best, -jnp.inf))
 
 
 def forced_prefix(log_probs: LogProbs, context: SearchContext) -> LogProbs:

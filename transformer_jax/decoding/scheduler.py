@@ -102,14 +102,14 @@ class Scheduler:
 
     def _earliest(self) -> Bucket | None:
         """Returns the pending bucket of the least position that no running job can still reach."""
-        for bucket in sorted(self._pending, key=lambda bucket: bucket.position):
-            behind = (
-                running.shape == bucket.shape and running.position < bucket.position
-                for running in self._running
+        out_of_reach = [
+            bucket
+            for bucket in self._pending
+            if not any(
+                r.shape == bucket.shape and r.position < bucket.position for r in self._running
             )
-            if not any(behind):
-                return bucket
-        return None
+        ]
+        return min(out_of_reach, key=lambda bucket: bucket.position, default=None)
 
     def _has_partners(self, shape: Shape) -> bool:
         """Returns whether other sentences in batches of this shape may come to be merged with."""

@@ -38,7 +38,7 @@ class PairScore(NamedTuple):
     reason: str | None = None  # why there is no score; `log_prob` is then nan
 
 
-class Scorer(TrainedModel):
+class Scorer:
     """Computes the log probabilities that a trained model gives to targets.
 
     Those of an output of a translator are its `Hypothesis.log_prob`, up to rounding. Of an ensemble
@@ -47,23 +47,11 @@ class Scorer(TrainedModel):
     head.
     """
 
-    def __init__(self, *arguments: Any, heads: HeadSelection | None = None, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._select(heads)
-
-    @classmethod
-    def like(cls, other: TrainedModel, heads: HeadSelection | None = None) -> Scorer:
-        """Returns the scorer with the model and the parameters of another."""
-        scorer = object.__new__(cls)
-        scorer.__dict__ |= other.__dict__
-        scorer._select(heads)
-        return scorer
-
-    def _select(self, heads: HeadSelection | None) -> None:
+    def __init__(self, trained: TrainedModel, heads: HeadSelection | None = None) -> None:
         if heads is not None:
-            _require_heads(heads, self.model)
-        self._heads = heads
-        self._score = compile_function(make_score(self.models, heads), self.mesh)
+            _require_heads(heads, trained.model)
+        self._trained, self._heads = trained, heads
+        self._score = compile_function(make_score(trained.models, heads), trained.mesh)
 
     def __call__(self, sources: Sequence[str], targets: Sequence[str]) -> list[PairScore]:
         """Returns the score of each pair; that of two blank lines is 0, and that of a pair that
@@ -77,7 +65,7 @@ class Scorer(TrainedModel):
         reasons: dict[int, str] = {}
         for i, pair in enumerate(zip(sources, targets, strict=True)):
             try:
-                pairs.append(self.encode_pair(*pair))
+                pairs.append(self._trained.encode_pair(*pair))
             except UserError as error:
                 pairs.append(([], []))
                 reasons[i] = str(error)
@@ -86,17 +74,25 @@ class Scorer(TrainedModel):
             scores[i] = scores[i]._replace(log_prob=math.nan, reason=reason)
         return scores
 
-    def of_ids(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[PairScore]:
-        """Returns the score of pairs of ids, as `encode` and `Hypothesis.ids` are."""
+    def of_ids(
+        self,
+        pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+        params: Sequence[Params] | None = None,
+    ) -> list[PairScore]:
+        """Returns the score of pairs of ids, as `TrainedModel.encode` and `Hypothesis.ids` are.
+
+        params: those of each model; None: of the trained model.
+        """
+        trained = self._trained
         blank = None if self._heads is None else np.zeros((0, 0), np.float32)
         results = [PairScore(0.0, (), (), blank)] * len(pairs)
         lengths = [max(map(len, pair)) if pair[1] else 0 for pair in pairs]
-        for (rows, width), members in self._batches(lengths, self.config.decode.batch_tokens):
+        for (rows, width), members in trained.batches(lengths, trained.config.decode.batch_tokens):
             arrays = [
                 padded([pairs[i][side] for i in members], (rows, min(width, most)))
-                for side, most in enumerate((self.max_length, self.max_targets))
+                for side, most in enumerate((trained.max_length, trained.max_targets))
             ]
-            scored = self._score(self.all_params, self._on_mesh(arrays))
+            scored = self._score(params or trained.all_params, trained.on_mesh(arrays))
             log_probs, weights = jax.device_get(jax.block_until_ready(scored))
             for row, i in enumerate(members):
                 source, target = pairs[i]
@@ -181,8 +177,7 @@ def require_direction(model: TrainedModel, pairs: Sequence[Pair]) -> None:
     UserError: it gives a token of the sources a smaller probability, given the targets, than the
     other way round, or hardly a larger one than given the targets of other pairs.
     """
-    sources = [source for source, _ in pairs[:SAMPLED]]
-    targets = [target for _, target in pairs[:SAMPLED]]
+    sources, targets = ([pair[side] for pair in pairs[:SAMPLED]] for side in (0, 1))
     backward = _mean_log_prob(model, targets, sources)
     forward = _mean_log_prob(model, sources, targets)
     if backward < forward:
@@ -213,5 +208,5 @@ def require_vocabulary(tokenizer: Tokenizer, lines: Sequence[str]) -> None:
 
 def _mean_log_prob(model: TrainedModel, sources: Sequence[str], targets: Sequence[str]) -> float:
     """Returns the mean log probability of the tokens of the targets, in nats."""
-    scores = [each for each in Scorer.like(model)(sources, targets) if each.reason is None]
+    scores = [each for each in Scorer(model)(sources, targets) if each.reason is None]
     return sum(score.log_prob for score in scores) / max(sum(len(score.ids) for score in scores), 1)

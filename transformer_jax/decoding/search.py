@@ -89,8 +89,6 @@ class Strategy(NamedTuple):
     """Extends the hypotheses of each sentence that is not done by an id."""
     hypotheses: Callable[[Any, Rules], Hypotheses]
     """(`Progress.beam`, rules) -> the hypotheses."""
-    grow: Callable[[Any, int], Any]
-    """(`Progress.beam`, length) -> the same, padded to `length` positions."""
 
 
 def search(
@@ -169,11 +167,18 @@ def no_ids(shape: tuple[Size, int], rules: Rules) -> Live:
     return Live(jnp.full((*shape, rules.max_length), PAD, jnp.int32), zeros, zeros)
 
 
-def pad_ids(hypotheses: Any, length: int) -> Any:
-    """Returns hypotheses with `ids` [B, K, T] that are padded to `length` positions."""
-    added = length - hypotheses.ids.shape[2]
-    ids = jnp.pad(hypotheses.ids, ((0, 0), (0, 0), (0, added)), constant_values=PAD)
-    return hypotheses._replace(ids=ids)
+def pad_ids(beam: Any, length: int) -> Any:
+    """Returns `Progress.beam`, all hypotheses in it with `ids` padded to `length` positions."""
+
+    def padded(node: Any) -> Any:
+        if not hasattr(node, "ids"):
+            return node
+        added = length - node.ids.shape[2]
+        return node._replace(
+            ids=jnp.pad(node.ids, ((0, 0), (0, 0), (0, added)), constant_values=PAD)
+        )
+
+    return jax.tree.map(padded, beam, is_leaf=lambda node: hasattr(node, "ids"))
 
 
 def last_ids(live: Live, index: Index, rules: Rules) -> Int[Array, "B K"]:
@@ -257,10 +262,7 @@ def _extending_each(count: int, choose: Choose) -> Strategy:
         done = jnp.all(ended, axis=1)
         return Progress(index + 1, done, sentences, _Beam(live, ended), state)
 
-    def grow(beam: _Beam, length: int) -> _Beam:
-        return beam._replace(live=pad_ids(beam.live, length))
-
-    return Strategy(count, start, extend_each, _best_first, grow)
+    return Strategy(count, start, extend_each, _best_first)
 
 
 def _best_first(beam: _Beam, rules: Rules) -> Hypotheses:

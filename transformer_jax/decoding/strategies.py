@@ -61,19 +61,19 @@ def choose_processors(config: DecodeConfig, suppressed: Sequence[int] = ()) -> l
 
     suppressed: ids of the pieces `decode.suppress`.
     """
-    chosen = [processors.suppress((PAD, *suppressed))]
+    chosen: list[Processor] = [partial(processors.suppress, ids=(PAD, *suppressed))]
     if config.no_repeat_ngrams is not None:
-        chosen.append(processors.no_repeat_ngrams(config.no_repeat_ngrams))
+        chosen.append(partial(processors.no_repeat_ngrams, size=config.no_repeat_ngrams))
     if config.repetition_penalty != 1:
-        chosen.append(processors.repetition_penalty(config.repetition_penalty))
+        chosen.append(partial(processors.repetition_penalty, factor=config.repetition_penalty))
     if config.min_length > 0 or config.min_ratio > 0:
-        chosen.append(processors.at_least_min_length(EOS))
+        chosen.append(partial(processors.at_least_min_length, end_id=EOS))
     if config.temperature != 1:
-        chosen.append(processors.temperature(config.temperature))
+        chosen.append(partial(processors.temperature, value=config.temperature))
     if config.top_k is not None:
-        chosen.append(processors.top_k(config.top_k))
+        chosen.append(partial(processors.top_k, count=config.top_k))
     if config.top_p is not None:
-        chosen.append(processors.top_p(config.top_p))
+        chosen.append(partial(processors.top_p, mass=config.top_p))
     return chosen
 
 
@@ -149,9 +149,8 @@ def make_phases(
 
     def grow(progress: search.Progress) -> search.Progress:
         length = 2 * capacity(progress)
-        strategy, _ = search_of(progress.sentences, length)
         state = ensemble.grow_state(models, progress.state, length)
-        return progress._replace(beam=strategy.grow(progress.beam, length), state=state)
+        return progress._replace(beam=search.pad_ids(progress.beam, length), state=state)
 
     return Phases(prefill, decode, grow)
 

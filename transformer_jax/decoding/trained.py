@@ -151,14 +151,14 @@ class TrainedModel:
             raise UserError("has a target, but a blank source; give both")
         return ([*ids, EOS], [*targets, EOS]) if ids else ([], [])
 
-    def _batches(
+    def batches(
         self, lengths: Sequence[int], batch_tokens: int
     ) -> Iterator[tuple[tuple[int, int], list[int]]]:
         """Yields the shapes and the members of batches of rows of these lengths."""
         devices = meshes.data_parallel_size(self.mesh)
         return batches_by_length(lengths, batch_tokens, self.max_length, devices)
 
-    def _on_mesh(self, arrays: Any) -> Any:
+    def on_mesh(self, arrays: Any) -> Any:
         """Returns a batch on the devices, split by rows."""
         return meshes.shard_batch(meshes.take_local_rows(arrays, self.mesh), self.mesh)
 

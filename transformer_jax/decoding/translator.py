@@ -126,7 +126,7 @@ class Translator(TrainedModel):
         super().__init__(config, tokenizers, params, mesh, others)
         self._cancelled, self._shortlist = cancelled, None
         self._use_phases()
-        self._scorer = None if heads is None else Scorer.like(self, heads)
+        self._scorer = None if heads is None else Scorer(self, heads)
 
     def with_search(self, decode: DecodeConfig) -> Translator:
         """Returns a translator with another search, which shares the parameters."""
@@ -222,7 +222,7 @@ class Translator(TrainedModel):
             requests += [self._request(each, first + i)._replace(lines=0) for each in rest]
         results = list(map(_holding, requests, self._search(requests, done)))
         if self._scorer is not None:
-            results = self._with_attention(self._scorer.with_params(self.params), requests, results)
+            results = self._with_attention(self._scorer, requests, results)
         each = map(Translation, results, chain.from_iterable(parts))
         return [
             Translation.joined(list(itertools.islice(each, len(of_line))), line)
@@ -252,11 +252,11 @@ class Translator(TrainedModel):
                 numbers[: len(members)] = [requests[i].number for i in members]
                 lines = lines._replace(numbers=numbers)
             # All devices and processes have the same candidates, which are no rows.
-            on_mesh = self._on_mesh(lines._replace(candidates=None))
+            on_mesh = self.on_mesh(lines._replace(candidates=None))
             return on_mesh._replace(candidates=lines.candidates)
 
         lengths = [len(request.source) for request in requests]
-        batches = list(self._batches(lengths, decode.batch_tokens // decode.hypotheses))
+        batches = list(self.batches(lengths, decode.batch_tokens // decode.hypotheses))
 
         def done_with(batch: int, row: int) -> None:
             members = batches[batch][1]
@@ -355,7 +355,7 @@ class Translator(TrainedModel):
             for request, hypotheses in zip(requests, results, strict=True)
             for each in hypotheses
         ]
-        scores = iter(scorer.of_ids(pairs))
+        scores = iter(scorer.of_ids(pairs, self.all_params))
         return [
             [each._replace(attention=next(scores).attention) for each in hypotheses]
             for hypotheses in results
@@ -434,11 +434,8 @@ class _Request(NamedTuple):
 def _without_contained(phrases: Iterable[list[int]]) -> list[list[int]]:
     """Returns the phrases that no other one contains, the longest first: an output that holds these
     holds all of them."""
-    kept: list[list[int]] = []
-    for phrase in sorted(phrases, key=len, reverse=True):
-        if not any(_contains(ids, phrase) for ids in kept):
-            kept.append(phrase)
-    return [phrase for phrase in kept if phrase]
+    ordered = sorted(filter(None, phrases), key=len, reverse=True)
+    return [p for i, p in enumerate(ordered) if not any(_contains(ids, p) for ids in ordered[:i])]
 
 
 def _contains(ids: Sequence[int], phrase: Sequence[int]) -> bool:

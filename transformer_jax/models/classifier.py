@@ -10,7 +10,7 @@ from transformer_jax.dropout import dropout
 from transformer_jax.errors import UserError
 from transformer_jax.models.embedding import Embedding
 from transformer_jax.models.layers import Encoder, split_rng
-from transformer_jax.models.transformer import Model, token_means
+from transformer_jax.models.transformer import Model, to_output
 from transformer_jax.types import Auxiliary, Batch, Key, Memory, ModelOutput, Size, no_auxiliary
 
 
@@ -42,10 +42,7 @@ class Classifier(Model):
         memory, encoder = self.encode(batch.source, rng=encoder_rng)
         queries = self.queries[: batch.target_out.shape[1]]
         logits, labels = self._label(queries, memory, padding_mask(batch.source), labels_rng)
-        metrics = token_means(encoder.metrics, batch.source)
-        metrics |= token_means(labels.metrics, batch.target_out)
-        both = encoder | labels
-        return ModelOutput(logits, both.losses, metrics, both.weights)
+        return to_output(logits, batch, encoder, labels)
 
     def _label(
         self, queries: Float[Array, "T D"], memory: Memory, mask: Mask, rng: Key | None = None

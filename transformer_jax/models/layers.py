@@ -1,7 +1,7 @@
 """Layers of the encoder and the decoder, and their stacks (sections 3.1 to 3.3)."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import replace
 
 import flax.linen as nn
 import jax
@@ -37,8 +37,6 @@ from transformer_jax.types import (
 
 HIDDEN = ("batch", "length", None)
 """Logical names of the dimensions of hidden states."""
-
-LayerType = TypeVar("LayerType", bound=nn.Module)
 
 
 class _Layer(nn.Module):
@@ -169,7 +167,11 @@ class _Stack(nn.Module):
     remat: str = "none"
 
     def _set_up(self, layer: type[_Layer], depth: int, methods: list[str]) -> None:
-        layer = nn.jit(rematerialized(layer, self.remat), methods=methods)
+        # The backward pass recomputes all but the inputs of layers, or the results of matmuls, too.
+        policies = {"layers": None, "matmuls": jax.checkpoint_policies.dots_saveable}
+        if self.remat != "none":
+            layer = nn.remat(layer, policy=policies[self.remat])
+        layer = nn.jit(layer, methods=methods)
         self.layers = [
             layer(self.config.of_layer(i), self.kernel, self.constrain) for i in range(depth)
         ]
@@ -266,12 +268,10 @@ class Decoder(_Stack):
             latest = jnp.broadcast_to(jnp.arange(beams)[None], slots.shape[:2])
             slots = jax.lax.dynamic_update_index_in_dim(slots, latest, index, axis=2)
             visible = slots[..., None] == jnp.arange(beams)[None, None, None]
-            mask = Mask(
-                query_positions=positions,
+            mask = replace(
+                mask,
                 key_positions=jnp.repeat(jnp.arange(length), beams)[None],
                 visible=visible.reshape(*slots.shape[:2], -1),
-                causal=True,
-                aligned=False,
             )
         context = self._context(mask, beams, length * beams, index)
         cross_mask = Mask(
@@ -287,14 +287,6 @@ class Decoder(_Stack):
             auxiliary |= of_layer.within(str(i))
         state = state._replace(self_layers=tuple(states), slots=slots)
         return self._normalized(x), state, auxiliary
-
-
-def rematerialized(layer: type[LayerType], remat: str) -> type[LayerType]:
-    """Returns the layer class such that the backward pass recomputes everything but the layer's
-    inputs (remat="layers"), keeps the results of matmuls, too (matmuls), or recomputes nothing
-    (none)."""
-    policies = {"layers": None, "matmuls": jax.checkpoint_policies.dots_saveable}
-    return layer if remat == "none" else nn.remat(layer, policy=policies[remat])
 
 
 def layer_norm(config: ModelConfig) -> nn.LayerNorm:

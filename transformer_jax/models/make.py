@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from transformer_jax.attention import AnyKernel
 from transformer_jax.attention.kernels import check_kernel, find_kernel
 from transformer_jax.attention.kinds import Kind, find_kind
-from transformer_jax.attention.scores import SCORES, find_score
-from transformer_jax.config import ROLES, AttentionConfig, ModelConfig
+from transformer_jax.attention.scores import SCORES
+from transformer_jax.config import ROLES, AttentionConfig, ModelConfig, look_up
 from transformer_jax.errors import UserError
 from transformer_jax.models.classifier import Classifier
 from transformer_jax.models.feed_forward import find_activation
@@ -99,7 +99,7 @@ def check_packing(config: ModelConfig) -> None:
 
 def _check_attention(config: ModelConfig, role: str, kind: Kind) -> None:
     attention, depth = getattr(config, role), config.depth_of(role)
-    find_score(role, attention.score)
+    look_up(SCORES, attention.score, f"model.{role}.score")
     require = partial(config.require_attention, role)
     is_label = role == "cross_attention" and config.labels is not None
     reason = kind.excluded.get("label_attention" if is_label else role)

@@ -126,11 +126,7 @@ class Transformer(Model):
         embedding_rng, layers_rng = split_rng(decoder_rng, 2)
         x = self.target_embedding(batch.target_in, batch.target_positions, embedding_rng)
         x, decoder = self.decoder(x, memory, mask, cross_mask, layers_rng)
-        decoder = decoder.within("decoder")
-        metrics = token_means(encoder.metrics, batch.source)
-        metrics |= token_means(decoder.metrics, batch.target_out)
-        both = encoder | decoder
-        return ModelOutput(self.logits(x), both.losses, metrics, both.weights)
+        return to_output(self.logits(x), batch, encoder, decoder.within("decoder"))
 
     def prefill(self, source: Int[Array, "B S"], beams: int, length: Size) -> DecodeState:
         """Returns the initial state for `beams` hypotheses per sentence, of at most `length` ids.
@@ -164,11 +160,15 @@ class Transformer(Model):
         return self.logits(x), state, auxiliary.within("decoder")
 
 
-def token_means(metrics: dict[str, Float[Array, "B T"]], ids: Int[Array, "B T"]) -> dict[str, Mean]:
-    """Returns the mean of each metric over the positions of `ids` that are not padding."""
-    is_token = ids != PAD
-    weight = jnp.sum(is_token).astype(jnp.float32)
-    return {
-        name: Mean(jnp.sum(jnp.where(is_token, values, 0)), weight)
-        for name, values in metrics.items()
-    }
+def to_output(
+    logits: Float[Array, "B T V"], batch: Batch, of_source: Auxiliary, of_target: Auxiliary
+) -> ModelOutput:
+    """Returns the output of a model, with the means of metrics over the tokens of each side."""
+    metrics: dict[str, Mean] = {}
+    for auxiliary, ids in ((of_source, batch.source), (of_target, batch.target_out)):
+        is_token = ids != PAD
+        weight = jnp.sum(is_token).astype(jnp.float32)
+        for name, values in auxiliary.metrics.items():
+            metrics[name] = Mean(jnp.sum(jnp.where(is_token, values, 0)), weight)
+    both = of_source | of_target
+    return ModelOutput(logits, both.losses, metrics, both.weights)

@@ -186,7 +186,7 @@ def evaluate(
         processes.require_same_everywhere(config, {name: corpus.digest})
         every[name] = load_dev_set(corpus, translator.tokenizers, config)
         warn_of_unspaced(name, every[name].references, tokenize)
-    scorer = Scorer.like(translator)
+    scorer = Scorer(translator)
     for name, dev in every.items():
         references = [dev.references, *others]
         rows = map(dev.examples.pair, range(len(dev.examples)))
