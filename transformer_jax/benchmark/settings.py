@@ -1,9 +1,7 @@
 """What the benchmark of attention measures. Does not import JAX, so that `--help` stays fast."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
-
-from tyro.conf import arg
+from typing import Literal
 
 from transformer_jax.errors import UserError
 
@@ -13,26 +11,23 @@ DType = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionBenchmark:
-    """Sizes, masks, types and kernels: every combination is measured.
+    """Sizes, masks, types and kernels: every combination is measured."""
 
-    The annotations name the values in the help of `transformer-jax bench attention`.
-    """
-
-    lengths: Annotated[tuple[int, ...], arg(metavar="T")] = (64, 256, 1024, 4096)
+    lengths: tuple[int, ...] = (64, 256, 1024, 4096)
     """Numbers of queries, and of keys."""
-    batches: Annotated[tuple[int, ...], arg(metavar="B")] = (1, 8)
+    batches: tuple[int, ...] = (1, 8)
     """Batch sizes."""
-    heads: Annotated[int, arg(metavar="N")] = 8
+    heads: int = 8
     """Heads of queries."""
-    kv_heads: Annotated[int | None, arg(metavar="G")] = None
+    kv_heads: int | None = None
     """Heads of keys and values; default: heads."""
-    head_size: Annotated[int, arg(metavar="H")] = 64
+    head_size: int = 64
     """Width of a head."""
-    masks: Annotated[tuple[MaskName, ...], arg(metavar="full|causal")] = ("full", "causal")
+    masks: tuple[MaskName, ...] = ("full", "causal")
     """full: every query attends to all keys; causal: to those up to its own position."""
-    dtypes: Annotated[tuple[DType, ...], arg(metavar="TYPE")] = ("float32",)
+    dtypes: tuple[DType, ...] = ("float32",)
     """float32, bfloat16."""
-    kernels: Annotated[tuple[str, ...], arg(metavar="KERNEL", help_behavior_hint="")] = ()
+    kernels: tuple[str, ...] = ()
     """Names or MODULE:FUNCTION; default: all that support every combination here."""
 
     def validate(self) -> None:
