@@ -47,7 +47,12 @@ def _changeable(default: Any) -> Any:
     return field(default=default, metadata={"compared": False})
 
 
-_WANTED = {int: "a whole number", float: "a number", str: "Unicode text without NUL", bool: "true or false"}
+_WANTED = {
+    int: "a whole number",
+    float: "a number",
+    str: "Unicode text without NUL",
+    bool: "true or false",
+}
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:

@@ -108,6 +108,7 @@ class Trainer:
         self.update = setup.compile_update()
         self.ideal_seconds = ideal_seconds_fn(setup)
         self.dev_scores = DevScores(setup, stop.cancelled, metric)
+        self._on_host = setup.mesh.devices.flat[0].platform == "cpu"
         self._meetings = Meetings()
         self._unsaved = self._has_evaluated = False
 
@@ -123,6 +124,8 @@ class Trainer:
             while not (reason := self._between_steps()):
                 loaded = next(batches)
                 batch = shard_batch(loaded.batch, self.setup.mesh)
+                if self._on_host:  # where each step that is dispatched has temporaries of its own
+                    self.meter.finish_step()
                 with self.meter.dispatching(loaded.batch):
                     self.state, metrics = self.update(self.state, batch, key)
                 self.step += 1
