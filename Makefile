@@ -33,7 +33,8 @@ help:
 	@echo "                          small_data (5 hours), attention_kinds (90 minutes), adaptation (1 hour), recipes (5 minutes)"
 	@echo "Measure"
 	@echo "  make measure NAME=...   results/NAME.json: $(MEASUREMENTS)"
-	@echo "  make gpu                test and measure on a GPU with PYTHON (at most 10 minutes), results/gpu.json"
+	@echo "  make gpu                test and measure on a GPU with PYTHON, results/gpu.json: what is missing there,"
+	@echo "                          or PART=tests, attention, training, decoding, resume (up to 4 minutes each)"
 	@echo "Documents"
 	@echo "  make readme             update tables and figures from results/ and the code"
 	@echo "  make pictures           draw the pictures of docs/attention.md"
@@ -119,7 +120,7 @@ endef
 
 # With the Python of a machine with a GPU, since .venv has no CUDA.
 gpu:
-	@$(PYTHON) -m tools.gpu
+	@$(PYTHON) -m tools.gpu $(PART)
 
 readme: $(INSTALLED)
 	$(PY) -m tools.documents

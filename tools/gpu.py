@@ -1,62 +1,69 @@
-"""Checks and measures the project on a GPU, in at most ten minutes.
+"""Checks and measures the project on a GPU, part by part.
 
-    python -m tools.gpu
+    python -m tools.gpu [PART ...]
 
-Runs the tests marked `gpu`; times a training step and a decoding step of each preset; stops and
-continues a run; compares the kernels of attention. Writes results/gpu.json. Without a GPU it says
-so and writes nothing.
+PART is one of `PARTS`; by default those that results/gpu.json does not hold yet, in this order. It
+takes up to four minutes, and is written as soon as it is measured. Comparisons with PyTorch and
+transformers are left out where these are not installed. Without a GPU, nothing is written.
 """
 
-import json
+import itertools
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend import backend
 
-from tools.measure import random_batch, time_steps
-from transformer_jax.benchmark import results
+from transformer_jax.benchmark import attention, results, training
+from transformer_jax.benchmark.pytorch import failure_in
+from transformer_jax.benchmark.settings import AttentionBenchmark
 from transformer_jax.benchmark.timing import time_in_turns, timer
-from transformer_jax.config import BASE, BIG, SMALL, TINY, Config, ExecutionConfig, MeshConfig
-from transformer_jax.data.buckets import Shape
+from transformer_jax.config import BASE, Config, DecodeConfig, ModelConfig
+from transformer_jax.data.buckets import ROWS_MULTIPLE, Shape
 from transformer_jax.decoding.strategies import Lines, make_search
-from transformer_jax.parallel.compile import DETERMINISTIC, compile_function
-from transformer_jax.parallel.mesh import make_mesh, replicate, shard_batch
+from transformer_jax.parallel.compile import compile_function
+from transformer_jax.parallel.devices import find_accelerator
+from transformer_jax.parallel.mesh import make_mesh, replicate
 from transformer_jax.runs import checkpoint
-from transformer_jax.special_ids import PAD
-from transformer_jax.training.planning import StepCosts
+from transformer_jax.special_ids import BOS, EOS, PAD
+from transformer_jax.training.planning import Planner, device_memory
 from transformer_jax.training.setup import prepare_step
 
-PRESETS = {
-    "tiny": Config(TINY),
-    "small": Config(SMALL),
-    "base": Config(BASE),
-    "base, deterministic": Config(BASE, execution=ExecutionConfig(deterministic=True)),
-    "big": Config(BIG),
-}
-"""Configs that are trained and decoded in bfloat16."""
-VOCABULARY, SHAPE = 32_000, Shape(128, 64, 64)
-SAMPLES, MAX_SECONDS = 15, 5.0
-"""Samples of each step at most, and the seconds that they take unless they are few."""
+SECONDS = 220.0
+"""Seconds after which a part measures nothing more."""
+TESTS = ("tests/attention", "tests/models", "tests/training")
+TOKENS, WIDTH = 16_384, 2048
+"""Tokens of a batch, and the width of all heads, as FlashAttention was measured (Dao 2023)."""
+HEAD_SIZES, LENGTHS = (64, 128), (512, 1024, 2048, 4096, 8192, 16_384)
+KERNELS = ("cudnn", "xla")
+TRAINED = {"base": training.PRESETS["base"], "big": training.PRESETS["big"]}
+"""Configs that are trained in bfloat16."""
+LENGTH, SHARE, ROWS = 64, 0.8, 4096
+"""Length of rows in training, the share of the memory that they fill, and their number at most."""
+REMAT = ("none", "layers")
 STOPPED, STEPS = "configs/quickstart.py", 40
 """Config and steps of the run that is stopped in the middle."""
-ATTENTION = "--lengths 256 1024 4096 --batches 8 --dtypes bfloat16"
-BUDGET_S = 540
-"""Seconds after which the benchmark of attention ends, with the cases that it has measured."""
-TESTS = ("tests/attention", "tests/models", "tests/training")
+DECODED: ModelConfig = replace(BASE, dropout=0.0, dtype="bfloat16")
+VOCABULARY = 32_000
+SENTENCES, OUTPUT = (64, 256, 1024), 32
+"""Sentences of a batch, and the length of each output in decoding."""
 CLI = (sys.executable, "-m", "transformer_jax.cli.main")
 
+Record = dict[str, Any]
 
-def run_tests() -> dict[str, Any]:
+
+def run_tests(end: float) -> Record:
     """Runs the tests marked `gpu`. Returns pytest's status and its last line."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", *TESTS]
     # Set, so that the tests neither ask for a CPU nor compile as on one.
@@ -66,57 +73,65 @@ def run_tests() -> dict[str, Any]:
     return {"status": ended.returncode, "summary": ended.stdout.splitlines()[-1]}
 
 
-def measure_preset(config: Config) -> dict[str, Any]:
-    """Returns the times of a training step and of a step of beam search, on one device."""
-    config = replace(config, model=replace(config.model, dtype="bfloat16"))
-    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    setup = prepare_step(config, (VOCABULARY, VOCABULARY), mesh)
-    batch = shard_batch(random_batch(SHAPE, VOCABULARY), mesh)
-    state = compile_function(setup.init, mesh)(replicate(jax.random.key(0), mesh))
-    params = jax.tree.map(jnp.copy, state.params)  # a training step reuses the state's memory
-    steps = {"training": (setup.compile_update(), state)}
-    training = time_steps(steps, batch, SAMPLES, MAX_SECONDS)["training"]
-
-    options = DETERMINISTIC if config.execution.deterministic else None
-    search = compile_function(make_search([setup.model], config.decode), mesh, options=options)
-
-    def decode() -> Any:
-        return jax.block_until_ready(search([params], Lines(batch.source)))
-
-    began = time.perf_counter()
-    decoded = int((np.asarray(decode().ids) != PAD).sum(axis=-1).max())
-    first_s = time.perf_counter() - began
-    decoding = time_in_turns({"": timer(decode)}, SAMPLES, MAX_SECONDS)[""]
-    step_s = training["step_ms"] / 1e3
-    return {
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
-        "compile_s": {"training": training["compile_s"], "decoding": first_s - decoding.median},
-        "training_step_ms": training["step_ms"],
-        "target_tokens_per_s": SHAPE.rows * SHAPE.target / step_s,
-        "tflops": StepCosts(setup).flops(SHAPE) / step_s / 1e12,
-        "temporaries_mib": training["temporaries_mib"],
-        "decoding_step_ms": decoding.median / decoded * 1e3,
-        "decoding_steps": decoded,
-    }
+def measure_attention(end: float) -> Record:
+    """Returns the kernels and PyTorch's on batches of `TOKENS`, short lengths first."""
+    rows: list[Record] = []
+    for length, size in itertools.product(LENGTHS, HEAD_SIZES):
+        settings = AttentionBenchmark(
+            lengths=(length,),
+            batches=(TOKENS // length,),
+            heads=WIDTH // size,
+            head_size=size,
+            dtypes=("bfloat16",),
+            kernels=KERNELS,
+        )
+        for case in attention.measure(settings):
+            rows += [{"head_size": size} | record for record in case]
+            print(*case, sep="\n", flush=True)
+            if time.monotonic() > end:
+                return {"tokens": TOKENS, "width": WIDTH, "complete": False, "rows": rows}
+    return {"tokens": TOKENS, "width": WIDTH, "complete": True, "rows": rows}
 
 
-def measure_presets() -> dict[str, Any]:
-    """Returns what was measured of each preset, or why it could not be."""
-    presets: dict[str, Any] = {}
-    for name, config in PRESETS.items():
-        try:
-            presets[name] = measure_preset(config)
-        except RuntimeError as error:  # it does not fit into the memory of this device
-            presets[name] = {"failed": " ".join(str(error).split())[:200]}
-        print(name, presets[name], flush=True)
-    return presets
+def measure_training(end: float) -> Record:
+    """Returns the steps of each config with as many rows as fit, and PyTorch's."""
+    rows: list[Record] = []
+    for (name, config), remat in itertools.product(TRAINED.items(), REMAT):
+        if time.monotonic() > end:
+            break
+        config = config.changed(model={"dtype": "bfloat16"}, execution={"remat": remat})
+        planner = Planner(config, (config.tokenizer.vocabulary, config.tokenizer.vocabulary))
+        shape = filling(planner)
+        record: Record = {"name": name, "remat": remat, "shape": shape._asdict()}
+        with failure_in(record):
+            record |= training.measure(training.full_rows(config, shape), samples=3)
+            rate = planner.flops(shape) / record["step"]["median_s"]
+            record["tflops"] = rate / 1e12
+            if accelerator := find_accelerator(jax.devices()[0].device_kind):
+                record["mfu"] = record["tflops"] / accelerator.tflops
+        print(record, flush=True)
+        rows.append(record)
+    return {"length": LENGTH, "share_of_memory": SHARE, "rows": rows}
 
 
-def resumes_bit_for_bit(deterministic: bool) -> bool:
+def filling(planner: Planner) -> Shape:
+    """Returns the shape of the most rows that fill `SHARE` of the memory, as far as it is known."""
+    limit = SHARE * device_memory(make_mesh()) / jax.device_count()
+    rows = ROWS_MULTIPLE
+    while rows < ROWS and sum(planner.memory(Shape(2 * rows, LENGTH, LENGTH))) <= limit:
+        rows *= 2
+    return Shape(rows, LENGTH, LENGTH)
+
+
+def resumes(end: float) -> Record:
     """Returns whether a run that was stopped and continued is one that was never stopped.
 
     No process finds the programs of another one, so that each compiles and chooses kernels anew.
     """
+    return {name: _resumes(name == "deterministic") for name in ("deterministic", "default")}
+
+
+def _resumes(deterministic: bool) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         weights = []
         for name, lengths in {"whole": [1], "stopped": [2, 1]}.items():
@@ -133,50 +148,111 @@ def resumes_bit_for_bit(deterministic: bool) -> bool:
     return all(map(np.array_equal, *weights))
 
 
-def measure_attention(seconds: float) -> dict[str, Any]:
-    """Returns what `bench attention` measures within a time limit in seconds."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [*CLI, "bench", "attention", *ATTENTION.split(), f"--out={folder}/attention"]
-        with suppress(subprocess.TimeoutExpired):
-            subprocess.run(command, check=True, timeout=max(seconds, 60))
-        measured = json.loads(Path(folder, "attention.json").read_text("utf-8"))
-    return {key: value for key, value in measured.items() if key not in results.HEADER}
+def measure_decoding(end: float) -> Record:
+    """Returns the sentences a second of outputs of a given length, beside Hugging Face's."""
+    rows: list[Record] = []
+    generate = _hugging_face()
+    draw = np.random.default_rng(0)
+    for count, beam in itertools.product(SENTENCES, (1, 5)):
+        if time.monotonic() > end:
+            break
+        source = draw.integers(EOS + 1, VOCABULARY, (count, OUTPUT), np.int32)
+        calls = {"this": _search(source, beam)}
+        record: Record = {"sentences": count, "beam": beam}
+        if generate is not None:
+            calls["transformers"] = partial(generate, source, beam)
+        with failure_in(record):
+            for name, times in time_in_turns({k: timer(v) for k, v in calls.items()}, 3).items():
+                record[f"{name}_per_s"] = count / times.median
+        print(record, flush=True)
+        rows.append(record)
+    return {"output": OUTPUT, "vocabulary": VOCABULARY, "rows": rows}
 
 
-def measure() -> dict[str, Any]:
-    """Returns all results."""
-    began = time.monotonic()
-    tests, presets = run_tests(), measure_presets()
-    modes = {"deterministic": True, "default": False}
-    resumes = {name: resumes_bit_for_bit(deterministic) for name, deterministic in modes.items()}
-    print("resumes bit for bit:", resumes, flush=True)
-    attention = measure_attention(BUDGET_S - (time.monotonic() - began))
-    return {
-        "device": jax.devices()[0].device_kind,
-        "devices": jax.device_count(),
-        "platform": backend.get_backend().platform_version,
-        "minutes": (time.monotonic() - began) / 60,
-        "tests": tests,
-        "vocabulary": VOCABULARY,
-        "rows": SHAPE.rows,
-        "length": SHAPE.source,
-        "presets": presets,
-        "resumes_bit_for_bit": resumes,
-        "attention": attention,
-    }
+def _search(source: np.ndarray, beam: int) -> Callable[[], Any]:
+    """Returns a call of a search with random parameters, whose outputs have a given length."""
+    decode = DecodeConfig(beam=beam, min_length=OUTPUT - 1, max_length=OUTPUT)
+    mesh = make_mesh(devices=jax.devices()[:1])
+    setup = prepare_step(Config(model=DECODED), (VOCABULARY, VOCABULARY), mesh)
+    key = replicate(jax.random.key(0), mesh)
+    params = compile_function(lambda key: setup.init(key).params, mesh)(key)
+    search = compile_function(make_search([setup.model], decode), mesh)
+    return lambda: jax.block_until_ready(search([params], Lines(source)))
 
 
-def main() -> None:
-    """Measures everything and writes the result file. Exits with status 1 if a check fails."""
+def _hugging_face() -> Callable[[np.ndarray, int], Any] | None:
+    """Returns `generate` of a MarianMT model of this size; None: it is not installed."""
+    try:
+        torch, transformers = import_module("torch"), import_module("transformers")
+    except ImportError:
+        return None
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    depth, heads, width = DECODED.layers, DECODED.heads, DECODED.d_ff
+    config = transformers.MarianConfig(
+        vocab_size=VOCABULARY,
+        d_model=DECODED.d_model,
+        **{f"{side}_layers": depth for side in ("encoder", "decoder")},
+        **{f"{side}_attention_heads": heads for side in ("encoder", "decoder")},
+        **{f"{side}_ffn_dim": width for side in ("encoder", "decoder")},
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        decoder_start_token_id=BOS,
+        forced_eos_token_id=None,
+        scale_embedding=True,
+    )
+    model = transformers.MarianMTModel(config).to(device, torch.bfloat16).eval()
+
+    def generate(source: np.ndarray, beam: int) -> None:
+        ids = torch.from_numpy(source.astype(np.int64)).to(device)
+        length = {"min_new_tokens": OUTPUT, "max_new_tokens": OUTPUT}
+        with torch.inference_mode():
+            model.generate(input_ids=ids, do_sample=False, num_beams=beam, **length)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return generate
+
+
+PARTS: dict[str, Callable[[float], Record]] = {
+    "tests": run_tests,
+    "attention": measure_attention,
+    "training": measure_training,
+    "decoding": measure_decoding,
+    "resume": resumes,
+}
+"""What is measured, by name, the most important first. The argument is the time on the monotonic
+clock after which nothing more is measured."""
+
+
+def measure(names: list[str]) -> Iterator[tuple[str, Record]]:
+    """Measures the parts, and yields each with what it was measured with."""
+    for name in names:
+        began = time.monotonic()
+        values = PARTS[name](began + SECONDS)
+        about = {"device": jax.devices()[0].device_kind, "devices": jax.device_count()}
+        about |= {"platform": backend.get_backend().platform_version}
+        yield name, results.origin() | about | {"minutes": (time.monotonic() - began) / 60} | values
+
+
+def main(names: list[str]) -> None:
+    """Measures the parts that are named. Exits with status 1 if a check fails."""
     # Programs share the device's memory here.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if unknown := set(names) - PARTS.keys():
+        sys.exit(f"PART={' '.join(sorted(unknown))}: must be one of {', '.join(PARTS)}")
     if (platform := jax.default_backend()) != "gpu":
         sys.exit(f"make gpu: JAX finds no gpu, only {platform}; docs/multi_device.md")
-    measured = measure()
-    print(results.write("gpu", "make gpu", measured))
-    if measured["tests"]["status"] or not measured["resumes_bit_for_bit"]["deterministic"]:
+    parts: dict[str, Record] = {}
+    with suppress(FileNotFoundError):
+        parts = results.read("gpu")["parts"]
+    for name, values in measure(names or [name for name in PARTS if name not in parts]):
+        parts[name] = values
+        print(results.write("gpu", "make gpu", {"parts": parts}))
+    tests, resume = parts.get("tests", {}), parts.get("resume", {})
+    if tests.get("status") or not resume.get("deterministic", True):
         sys.exit("make gpu: a check has failed")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

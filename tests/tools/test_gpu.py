@@ -6,26 +6,45 @@ import pytest
 from common import tiny
 
 from tools import gpu
-from transformer_jax.config import Config, ExecutionConfig
-from transformer_jax.data.buckets import Shape
+from transformer_jax.config import Config, TokenizerConfig
 
 
 @pytest.mark.long
 def test_it_measures_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    deterministic = Config(tiny(), execution=ExecutionConfig(deterministic=True))
-    reduced = {"PRESETS": {"tiny": deterministic}, "VOCABULARY": 300, "SHAPE": Shape(8, 8, 8)}
+    config = Config(tiny(max_length=32), tokenizer=TokenizerConfig(vocabulary=320))
+    reduced = {"TRAINED": {"tiny": config}, "ROWS": 8, "LENGTH": 8, "REMAT": ("none",)}
     reduced |= {"STOPPED": "configs/recipes.py", "STEPS": 2}
-    reduced["ATTENTION"] = "--lengths 16 --batches 1 --masks full"
+    reduced |= {
+        "TOKENS": 32,
+        "WIDTH": 16,
+        "HEAD_SIZES": (8,),
+        "LENGTHS": (16,),
+        "KERNELS": ("xla",),
+    }
+    reduced |= {"DECODED": config.model, "VOCABULARY": 320, "SENTENCES": (8,), "OUTPUT": 6}
     for name, value in reduced.items():
         monkeypatch.setattr(gpu, name, value)
     monkeypatch.setenv("XLA_FLAGS", "")  # of the processes that it starts
-    found = gpu.measure()
-    assert found["device"] == "cpu"
+    found = dict(gpu.measure(list(gpu.PARTS)))
+    assert {part["device"] for part in found.values()} == {"cpu"}
     assert found["tests"]["status"] == 0
     assert re.search(r"[1-9]\d* skipped", found["tests"]["summary"])  # they need a GPU
     assert "passed" not in found["tests"]["summary"]
-    assert found["resumes_bit_for_bit"] == {"deterministic": True, "default": True}
-    (preset,) = found["presets"].values()
-    assert preset["training_step_ms"] > preset["decoding_step_ms"] > 0
-    assert preset["decoding_steps"] == 16  # its greatest length
-    assert {r["kernel"] for r in found["attention"]["records"]} > {"reference", "xla"}
+    assert {row["kernel"] for row in found["attention"]["rows"]} >= {"xla"}
+    assert found["attention"]["complete"]
+    (trained,) = found["training"]["rows"]
+    assert trained["tflops"] > 0
+    assert {row["beam"]: row["this_per_s"] > 0 for row in found["decoding"]["rows"]} == {
+        1: True,
+        5: True,
+    }
+    assert found["resume"]["deterministic"] and found["resume"]["default"]
+
+
+def test_an_unknown_part_is_named() -> None:
+    with pytest.raises(
+        SystemExit, match=r"PART=nothing: must be one of tests, attention, training"
+    ):
+        gpu.main(["nothing"])
+    with pytest.raises(SystemExit, match=r"JAX finds no gpu, only cpu"):
+        gpu.main([])
