@@ -12,7 +12,8 @@ PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 MATHJAX := mathjax@3.2.2
-MEASUREMENTS := attention costs decode devices faults interop million_lines real_sizes remat scaling windows
+MEASUREMENTS := attention costs decode devices faults interop million_lines real_sizes remat scaling train_speed \
+  windows
 
 .PHONY: help quickstart test test-newest check ci-long shape fingerprint multi30k study measure gpu readme pictures notebooks docs browser wheel clean
 

@@ -5,11 +5,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from common import error_line, tiny
 
-from transformer_jax.benchmark import pytorch, training
+from transformer_jax.benchmark import pytorch, timing, training
 from transformer_jax.benchmark.training import full_rows, measure, real_text
 from transformer_jax.cli.bench_train import table
 from transformer_jax.config import Config, TokenizerConfig
@@ -38,6 +39,8 @@ def fake_workers(seconds: float) -> Any:
 
 def test_full_rows_are_measured_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pytorch, "workers", fake_workers(1e6))
+    monkeypatch.setattr(timing, "SAMPLE_S", 0.0)
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)  # other tests use what is in them
     work = full_rows(CONFIG, Shape(8, 6, 5))
     record = measure(work, samples=2)
     assert (record["tokens"], record["fill"]) == (40, 1.0)

@@ -98,8 +98,8 @@ def real_text(config: Config, count: int) -> Workload:
     return Workload(setup, mesh, batches, data.examples)
 
 
-def measure(work: Workload, samples: int) -> Record:
-    """Returns the times of steps, of their parts and of PyTorch's steps, all in turns.
+def measure(work: Workload, samples: int, peers: bool = True) -> Record:
+    """Returns the times of steps, of their parts and, with `peers`, of PyTorch's, all in turns.
 
     Times are seconds of a pass over the batches. matmuls_s: of the matmuls of the steps alone, each
     at the best rate that was measured for its shape; None on several devices.
@@ -118,10 +118,10 @@ def measure(work: Workload, samples: int) -> Record:
         "temporaries_mib": memory.temp_size_in_bytes / 2**20,
     }
     with ExitStack() as stack:
-        peers = _start_peers(work, stack)
+        started = _start_peers(work, stack) if peers else {}
         calls, record["first_step_s"] = _our_calls(work)
         timers = {name: timer(call) for name, call in calls.items()}
-        timers |= {name: partial(peer.ask, "time") for name, peer in peers.items() if peer.ready}
+        timers |= {name: partial(peer.ask, "time") for name, peer in started.items() if peer.ready}
         times = time_in_turns(timers, samples, MAX_SECONDS)
     floor = _seconds_of_matmuls(work) if work.mesh.size == 1 else None
     step, forward, both = (times[name] for name in ("step", "forward", "gradients"))
@@ -134,7 +134,7 @@ def measure(work: Workload, samples: int) -> Record:
         "share_of_matmuls": floor and floor / step.median,
         "pytorch": [
             peer.record | (_beside(times[name], peer.tokens, step, tokens) if peer.ready else {})
-            for name, peer in peers.items()
+            for name, peer in started.items()
         ],
     }
 

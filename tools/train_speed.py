@@ -1,0 +1,119 @@
+"""Compares the speed of training on a CPU with PyTorch's, and with one device for each core.
+
+    python -m tools.train_speed [--data FOLDER] [--only CASE ...]
+
+FOLDER is that of Multi30k. Each case is measured beside PyTorch in one process. Then processes with
+each of `VARIANTS` take turns. Writes results/train_speed.json.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tools.studies import MULTI30K, STUDIES
+from transformer_jax.allocator import restart_with_allocator
+from transformer_jax.benchmark import results
+from transformer_jax.benchmark.timing import Samples
+from transformer_jax.benchmark.training import PRESETS, Workload, full_rows, measure, real_text
+from transformer_jax.data.buckets import Shape
+
+SHAPE, BATCHES = Shape(128, 32, 32), 24
+"""The batch of random ids, and the number of batches of text."""
+TURNS, SAMPLES = 5, 5
+CACHE = Path("runs/train_speed")
+"""Compiled programs of all turns."""
+VARIANTS = {
+    "one device": "",
+    "a device for each core": (
+        "--xla_force_host_platform_device_count={cores} --xla_cpu_multi_thread_eigen=false"
+    ),
+    "without YNNPACK": "--xla_cpu_experimental_ynn_fusion_type=",
+}
+"""XLA_FLAGS by name."""
+
+
+def text(folder: str, **changes: Any) -> Workload:
+    """Returns batches of the recipe of Multi30k with changed fields of sections."""
+    data = MULTI30K._replace(folder=folder)
+    config = STUDIES["multi30k_en_de"].configs()[""]
+    names = {"train": (data.name(data.train),), "dev": ()} | changes.pop("data", {})
+    return real_text(config.changed(data=names, **changes), BATCHES)
+
+
+CASES: dict[str, Callable[[str], Workload]] = {
+    "tiny": lambda _: full_rows(PRESETS["tiny"], SHAPE),
+    "small": lambda _: full_rows(PRESETS["small"], SHAPE),
+    "multi30k": text,
+    "multi30k, packed": lambda folder: text(folder, data={"packing": True, "packed_length": 96}),
+    "multi30k, adam": lambda folder: text(folder, optimizer={"kind": "adam"}),
+}
+"""What makes the batches, from the folder of Multi30k."""
+PEERS = ("tiny", "small", "multi30k")
+"""Cases that PyTorch is measured on."""
+
+
+def in_process(case: str, folder: str, flags: str, peers: bool) -> dict[str, Any]:
+    """Returns what `measure` does in a process of its own."""
+    command = [sys.executable, "-m", "tools.train_speed", f"--data={folder}", f"--worker={case}"]
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_COMPILATION_CACHE_DIR": str(CACHE)}
+    command += ["--peers"] if peers else []
+    ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def compare(case: str, folder: str) -> dict[str, Any]:
+    """Returns the record of a case beside PyTorch, and the speeds of the variants in turns."""
+    beside = in_process(case, folder, "", peers=case in PEERS)
+    cores = len(os.sched_getaffinity(0))
+    rates: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for _ in range(TURNS):
+        for name, flags in VARIANTS.items():
+            record = in_process(case, folder, flags.format(cores=cores), peers=False)
+            rates[name].append(record["step"]["tokens_per_s"])
+            print(case, name, f"{rates[name][-1]:,.0f}", flush=True)
+    samples = {name: Samples(tuple(values)) for name, values in rates.items()}
+    first = samples["one device"]
+    ratios = {name: each.over(first) for name, each in samples.items()}
+    variants = {
+        name: {"tokens_per_s": each.median, "ratio": _median(ratios[name])}
+        for name, each in samples.items()
+    }
+    best = max((p for p in beside["pytorch"] if "ratio" in p), key=_speed, default=None)
+    return beside | {"variants": variants, "best_pytorch": best}
+
+
+def _speed(peer: dict[str, Any]) -> float:
+    return peer["tokens_per_s"]
+
+
+def _median(samples: Samples) -> dict[str, float]:
+    low, high = samples.quartiles
+    return {"median": samples.median, "low": low, "high": high}
+
+
+def main() -> None:
+    """Measures the cases, and writes the result file as soon as each is measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", default=MULTI30K.folder, metavar="FOLDER")
+    parser.add_argument("--only", nargs="+", default=list(CASES), choices=CASES, metavar="CASE")
+    parser.add_argument("--worker", choices=CASES, help=argparse.SUPPRESS)
+    parser.add_argument("--peers", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        print(json.dumps(measure(CASES[options.worker](options.data), SAMPLES, options.peers)))
+        return
+    path = results.FOLDER / "train_speed.json"
+    cases = results.read("train_speed")["cases"] if path.exists() else {}
+    for case in options.only:
+        cases[case] = results.origin() | compare(case, options.data)
+        print(results.write("train_speed", "make measure NAME=train_speed", {"cases": cases}))
+
+
+if __name__ == "__main__":
+    restart_with_allocator()
+    main()
