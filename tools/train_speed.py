@@ -18,13 +18,22 @@ from typing import Any
 from tools.studies import MULTI30K, STUDIES
 from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.benchmark import results
-from transformer_jax.benchmark.timing import Samples
-from transformer_jax.benchmark.training import PRESETS, Workload, full_rows, measure, real_text
+from transformer_jax.benchmark.timing import Samples, time_in_turns, timer
+from transformer_jax.benchmark.training import (
+    PRESETS,
+    Workload,
+    count_tokens,
+    full_rows,
+    measure,
+    passes,
+    real_text,
+)
 from transformer_jax.data.buckets import Shape
 
 SHAPE, BATCHES = Shape(128, 32, 32), 24
 """The batch of random ids, and the number of batches of text."""
-TURNS, SAMPLES = 5, 5
+TURNS, SAMPLES = 5, 3
+"""Turns of processes, and passes of each over its batches, whose median counts."""
 CACHE = Path("runs/train_speed")
 """Compiled programs of all turns."""
 VARIANTS = {
@@ -37,54 +46,55 @@ VARIANTS = {
 """XLA_FLAGS by name."""
 
 
-def text(folder: str, **changes: Any) -> Workload:
-    """Returns batches of the recipe of Multi30k with changed fields of sections."""
+def text(folder: str) -> Workload:
+    """Returns the first batches of the recipe of Multi30k."""
     data = MULTI30K._replace(folder=folder)
     config = STUDIES["multi30k_en_de"].configs()[""]
-    names = {"train": (data.name(data.train),), "dev": ()} | changes.pop("data", {})
-    return real_text(config.changed(data=names, **changes), BATCHES)
+    return real_text(config.changed(data={"train": (data.name(data.train),), "dev": ()}), BATCHES)
 
 
 CASES: dict[str, Callable[[str], Workload]] = {
     "tiny": lambda _: full_rows(PRESETS["tiny"], SHAPE),
     "small": lambda _: full_rows(PRESETS["small"], SHAPE),
     "multi30k": text,
-    "multi30k, packed": lambda folder: text(folder, data={"packing": True, "packed_length": 96}),
-    "multi30k, adam": lambda folder: text(folder, optimizer={"kind": "adam"}),
 }
 """What makes the batches, from the folder of Multi30k."""
-PEERS = ("tiny", "small", "multi30k")
-"""Cases that PyTorch is measured on."""
 
 
-def in_process(case: str, folder: str, flags: str, peers: bool) -> dict[str, Any]:
-    """Returns what `measure` does in a process of its own."""
+def in_process(case: str, folder: str, flags: str = "", beside: bool = False) -> dict[str, Any]:
+    """Returns what is measured in a process of its own: the speed of steps, or all of `measure`."""
     command = [sys.executable, "-m", "tools.train_speed", f"--data={folder}", f"--worker={case}"]
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_COMPILATION_CACHE_DIR": str(CACHE)}
-    command += ["--peers"] if peers else []
+    command += ["--beside"] if beside else []
     ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
     return json.loads(ended.stdout.splitlines()[-1])
 
 
+def measure_steps(work: Workload) -> dict[str, Any]:
+    """Returns the speed of steps alone."""
+    calls, _ = passes(work)
+    times = time_in_turns({"": timer(calls["step"])}, SAMPLES)[""]
+    return {"tokens_per_s": count_tokens(work.batches)[0] / times.median}
+
+
 def compare(case: str, folder: str) -> dict[str, Any]:
     """Returns the record of a case beside PyTorch, and the speeds of the variants in turns."""
-    beside = in_process(case, folder, "", peers=case in PEERS)
+    record = in_process(case, folder, beside=True)
     cores = len(os.sched_getaffinity(0))
     rates: dict[str, list[float]] = {name: [] for name in VARIANTS}
     for _ in range(TURNS):
         for name, flags in VARIANTS.items():
-            record = in_process(case, folder, flags.format(cores=cores), peers=False)
-            rates[name].append(record["step"]["tokens_per_s"])
+            turn = in_process(case, folder, flags.format(cores=cores))
+            rates[name].append(turn["tokens_per_s"])
             print(case, name, f"{rates[name][-1]:,.0f}", flush=True)
     samples = {name: Samples(tuple(values)) for name, values in rates.items()}
     first = samples["one device"]
-    ratios = {name: each.over(first) for name, each in samples.items()}
     variants = {
-        name: {"tokens_per_s": each.median, "ratio": _median(ratios[name])}
+        name: {"tokens_per_s": each.median, "ratio": _median(each.over(first))}
         for name, each in samples.items()
     }
-    best = max((p for p in beside["pytorch"] if "ratio" in p), key=_speed, default=None)
-    return beside | {"variants": variants, "best_pytorch": best}
+    best = max((p for p in record["pytorch"] if "ratio" in p), key=_speed, default=None)
+    return record | {"variants": variants, "best_pytorch": best}
 
 
 def _speed(peer: dict[str, Any]) -> float:
@@ -102,10 +112,11 @@ def main() -> None:
     parser.add_argument("--data", default=MULTI30K.folder, metavar="FOLDER")
     parser.add_argument("--only", nargs="+", default=list(CASES), choices=CASES, metavar="CASE")
     parser.add_argument("--worker", choices=CASES, help=argparse.SUPPRESS)
-    parser.add_argument("--peers", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        print(json.dumps(measure(CASES[options.worker](options.data), SAMPLES, options.peers)))
+        work = CASES[options.worker](options.data)
+        print(json.dumps(measure(work, TURNS) if options.beside else measure_steps(work)))
         return
     path = results.FOLDER / "train_speed.json"
     cases = results.read("train_speed")["cases"] if path.exists() else {}

@@ -63,11 +63,11 @@ def test_peers_pass_over_as_many_tokens_of_the_same_text(tmp_path: Path) -> None
     work = real_text(TEXT.changed(data={"cache": str(tmp_path)}), 4)
     assert work.examples is not None
     known = {tuple(work.examples.pair(i)[1].tolist()) for i in range(len(work.examples))}
-    tokens, _ = training._count(work.batches)
+    tokens, _ = training.count_tokens(work.batches)
     fill = 0.0
     for bucketed in (False, True):
         batches = [*training._peer_batches(work.examples, TEXT, tokens, bucketed)]
-        count, slots = training._count(batches)
+        count, slots = training.count_tokens(batches)
         assert tokens <= count < tokens + 2 * TEXT.data.batch_tokens
         for batch in batches:
             assert {tuple(ids[ids != PAD].tolist()) for ids in batch.target_out} <= known

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -93,34 +94,20 @@ def write(out: Path, command: str, settings: AttentionBenchmark, records: list[R
 
 
 def summary(records: list[Record]) -> dict[str, Any]:
-    """Returns ratios, errors and exponents of all records.
-
-    pytorch: version and threads. ratio_to_torch: PyTorch's time over that of the kernel `auto`, by
-    direction, batch and length, without a mask in float32, and its quartiles; _causal: with the
-    causal mask. max_error: of each kernel in float32; None: not finite.
-    memory_ratio_to_reference_at_4096: temporaries of `auto` over the reference's, both directions,
-    batch 1. exponents: of time and temporaries in length, by mask, direction, batch and kernel.
-    """
-    measured = [r for r in records if "median_s" in r]
-    torch = next((r for r in measured if "version" in r), None)
-    long = [r for r in measured if r["length"] >= MIN_LENGTH_OF_FIT]
-    return {
-        "pytorch": torch and {name: torch[name] for name in ("version", "threads")},
-        "ratio_to_torch": _by_case(measured, "full", "ratio_to_torch"),
-        "ratio_to_torch_spread": _by_case(measured, "full", "ratio_to_torch_spread"),
-        "ratio_to_torch_causal": _by_case(measured, "causal", "ratio_to_torch"),
-        "ratio_to_torch_causal_spread": _by_case(measured, "causal", "ratio_to_torch_spread"),
-        "memory_ratio_to_reference_at_4096": _memory_ratio(records),
-        "max_error": _max_errors(measured, "float32"),
-        "max_error_bfloat16": _max_errors(measured, "bfloat16"),
-        "error_limits": ERROR_LIMITS,
-        "exponents": [
-            {name: curve[0][name] for name in _CURVE}
-            | {"time": exponent(curve, "median_s")}
-            | {"temporaries": exponent(curve, "temporaries_bytes")}
-            for curve in _grouped(long, _CURVE)
-        ],
+    """Returns PyTorch's version and threads, and its time over that of the kernel `auto` in float32
+    by direction, batch and length, with quartiles: without a mask, and with the causal mask."""
+    torch = next((r for r in records if "version" in r and "median_s" in r), None)
+    values: dict[str, Any] = {
+        "pytorch": torch and {name: torch[name] for name in ("version", "threads")}
     }
+    for (mask, note), end in product((("full", ""), ("causal", "_causal")), ("", "_spread")):
+        table: dict[str, Any] = defaultdict(lambda: defaultdict(dict))
+        for r in records:
+            ratio = r.get(f"ratio_to_torch{end}") if r.get("auto") else None
+            if ratio and (r["mask"], r["dtype"]) == (mask, "float32"):
+                table[r["direction"]][str(r["batch"])][str(r["length"])] = ratio
+        values[f"ratio_to_torch{note}{end}"] = table
+    return values
 
 
 def _grouped(records: list[Record], names: tuple[str, ...]) -> list[list[Record]]:
@@ -129,32 +116,6 @@ def _grouped(records: list[Record], names: tuple[str, ...]) -> list[list[Record]
     for r in records:
         groups[tuple(r[name] for name in names)].append(r)
     return list(groups.values())
-
-
-def _by_case(records: list[Record], mask: str, value: str) -> dict[str, Any]:
-    """Returns a value of the kernel `auto` in float32 by direction, batch and length."""
-    table: dict[str, Any] = defaultdict(lambda: defaultdict(dict))
-    for r in records:
-        if r.get("auto") and r["mask"] == mask and r["dtype"] == "float32" and r.get(value):
-            table[r["direction"]][str(r["batch"])][str(r["length"])] = r[value]
-    return table
-
-
-def _memory_ratio(records: list[Record]) -> float | None:
-    """Uses what the compiled programs need, so that a reference that does not fit counts too."""
-    case = {"dtype": "float32", "batch": 1, "mask": "full", "length": 4096, "direction": "both"}
-    same = [r for r in records if case.items() <= r.items() and r.get("temporaries_bytes")]
-    auto = [r["temporaries_bytes"] for r in same if r.get("auto")]
-    reference = [r["temporaries_bytes"] for r in same if r["kernel"] == "reference"]
-    return auto[0] / reference[0] if auto and reference else None
-
-
-def _max_errors(records: list[Record], dtype: str) -> dict[str, float | None]:
-    worst: dict[str, float | None] = {}
-    for group in _grouped([r for r in records if r["dtype"] == dtype], ("kernel",)):
-        errors = [r["error"] for r in group]
-        worst[group[0]["kernel"]] = None if None in errors else max(errors)
-    return worst
 
 
 def exponent(records: list[Record], value: str) -> float | None:

@@ -98,14 +98,14 @@ def real_text(config: Config, count: int) -> Workload:
     return Workload(setup, mesh, batches, data.examples)
 
 
-def measure(work: Workload, samples: int, peers: bool = True) -> Record:
-    """Returns the times of steps, of their parts and, with `peers`, of PyTorch's, all in turns.
+def measure(work: Workload, samples: int) -> Record:
+    """Returns the times of steps, of their parts and of PyTorch's steps, all in turns.
 
     Times are seconds of a pass over the batches. matmuls_s: of the matmuls of the steps alone, each
     at the best rate that was measured for its shape; None on several devices.
     """
     setup, batches = work.setup, work.batches
-    tokens, slots = _count(batches)
+    tokens, slots = count_tokens(batches)
     memory = compile_training_step(setup, max(work.shapes)).memory_analysis()
     record: Record = {
         "devices": setup.describe_devices(),
@@ -118,8 +118,8 @@ def measure(work: Workload, samples: int, peers: bool = True) -> Record:
         "temporaries_mib": memory.temp_size_in_bytes / 2**20,
     }
     with ExitStack() as stack:
-        started = _start_peers(work, stack) if peers else {}
-        calls, record["first_step_s"] = _our_calls(work)
+        started = _start_peers(work, stack)
+        calls, record["first_step_s"] = passes(work)
         timers = {name: timer(call) for name, call in calls.items()}
         timers |= {name: partial(peer.ask, "time") for name, peer in started.items() if peer.ready}
         times = time_in_turns(timers, samples, MAX_SECONDS)
@@ -139,7 +139,7 @@ def measure(work: Workload, samples: int, peers: bool = True) -> Record:
     }
 
 
-def _count(batches: Sequence[Batch]) -> tuple[int, int]:
+def count_tokens(batches: Sequence[Batch]) -> tuple[int, int]:
     """Returns the number of target tokens, and that of the slots for them."""
     targets = [batch.target_out for batch in batches]
     return sum(int((x != PAD).sum()) for x in targets), sum(x.size for x in targets)
@@ -163,7 +163,7 @@ def _beside(times: Samples, tokens: int, step: Samples, our_tokens: int) -> Reco
     return _summary(times, tokens) | {"ratio": ratio.median, "ratio_spread": ratio.quartiles}
 
 
-def _our_calls(work: Workload) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
+def passes(work: Workload) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
     """Returns calls that pass over the batches: with the loss alone, with its gradients, and with
     whole steps; and the seconds of a first step, when its program is compiled, and when JAX's cache
     holds it."""
@@ -245,11 +245,11 @@ def _start_peers(work: Workload, stack: ExitStack) -> dict[str, Peer]:
     if work.examples is None:
         ways = {name: (work.batches, name == "compiled") for name in ("eager", "compiled")}
     else:
-        make = partial(_peer_batches, work.examples, config, _count(work.batches)[0])
+        make = partial(_peer_batches, work.examples, config, count_tokens(work.batches)[0])
         ways = {name: (list(make(name == "bucketed")), False) for name in ("shuffled", "bucketed")}
     for way, (batches, compiled) in ways.items():
         arrays = [tuple(np.asarray(x) for x in batch[:3]) for batch in batches]
-        tokens, slots = _count(batches)
+        tokens, slots = count_tokens(batches)
         for allocator, ask in stack.enter_context(pytorch.workers(platform, Training)).items():
             record: Record = {"way": way, "allocator": allocator, "fill": tokens / slots}
             record["batches"] = len(batches)
