@@ -148,7 +148,7 @@ def test_search_takes_the_likeliest_label_at_each_position() -> None:
     output = params["output"].at[EOS].set(9 * params["queries"][3])  # likely at the fourth position
     params = params | {"output": output}
     batch = Batch(*map(jnp.asarray, make_batch([(n, 6) for n in range(1, 8)] * 4, seed=3)[:3]))
-    logits = model.apply({"params": params}, batch)[0]
+    logits = jax.jit(model.apply)({"params": params}, batch)[0]
     search = jax.jit(make_search([model], DecodeConfig(beam=1)))
     ids = search([params], Lines(batch.source)).ids[:, 0, : LABELS + 1]
     wanted = np.asarray(logits)[..., 1:].argmax(-1) + 1
