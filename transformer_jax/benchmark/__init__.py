@@ -1,1 +1,1 @@
-"""Benchmarks: time, memory and error of attention kernels; counted operations; result files."""
+"""Benchmarks: attention kernels and training steps, by time, memory and error; result files."""
