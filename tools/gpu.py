@@ -116,7 +116,7 @@ def measure_training(end: float) -> Record:
 
 def filling(planner: Planner) -> Shape:
     """Returns the shape of the most rows that fill `SHARE` of the memory, as far as it is known."""
-    limit = SHARE * device_memory(make_mesh()) / jax.device_count()
+    limit = SHARE * device_memory(planner.setup.mesh)
     rows = ROWS_MULTIPLE
     while rows < ROWS and sum(planner.memory(Shape(2 * rows, LENGTH, LENGTH))) <= limit:
         rows *= 2
