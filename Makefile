@@ -78,7 +78,7 @@ ci-long: $(INSTALLED)
 	rm -rf build/notebooks
 	$(MAKE) --jobs 3 browser wheel $(NOTEBOOKS:%=build/%)
 	$(MAKE) docs
-	$(PY) -m pytest -m long $(PARALLEL) --durations 20
+	$(PY) -m pytest -m long $(PARALLEL) --dist worksteal --durations 20
 
 multi30k:
 	$(MAKE) study NAME=multi30k_en_de

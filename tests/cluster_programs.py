@@ -1,6 +1,5 @@
 """Programs that stand in for those of a cluster, so that the scripts of deploy/ run anywhere."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,9 +32,6 @@ def container_of(jobset: Any) -> Any:
     """Returns what describes the container of each pod of a JobSet."""
     return job_of(jobset)["template"]["spec"]["containers"][0]
 
-
-ONE_DEVICE = {"XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")}
-"""Environment of processes that have one device each."""
 
 TRANSFORMER_JAX = """
 printf '%s\\n' "$@" > {folder}/arguments

@@ -1,5 +1,6 @@
 """Small models, batches and comparisons that several tests share."""
 
+import os
 import random
 import subprocess
 import time
@@ -41,6 +42,9 @@ Capture = pytest.CaptureFixture[str]
 Log = pytest.LogCaptureFixture
 Patch = pytest.MonkeyPatch
 """Types of pytest's fixtures, so that signatures are short."""
+
+ONE_DEVICE = {"XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")}
+"""Environment of processes that have one device each, and compile as the tests do."""
 
 VOCABULARY = 11
 LENGTHS = [(7, 6), (3, 2), (1, 4), (5, 1)]

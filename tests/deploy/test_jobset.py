@@ -17,12 +17,11 @@ from cluster_programs import (
     FAILED,
     FINISHED,
     JOBSET,
-    ONE_DEVICE,
     Programs,
     container_of,
     job_of,
 )
-from common import free_port
+from common import ONE_DEVICE, free_port
 
 from tools.common import config_file
 from transformer_jax.config import Config

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster_programs import BAD_INPUT, FAILED, FINISHED, ONE_DEVICE, ROOT, STOPPED, Programs
+from cluster_programs import BAD_INPUT, FAILED, FINISHED, ROOT, STOPPED, Programs
+from common import ONE_DEVICE
 
 from tools.common import config_file
 from transformer_jax.config import Config

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from common import flat, write_pairs
+from common import ONE_DEVICE, flat, write_pairs
 
 from tools.common import config_file
 from tools.documents import DOCUMENTS
@@ -89,17 +89,14 @@ def run_python(text: str, space: dict[str, Any]) -> None:
 
 def run_shell(text: str, folder: Path) -> tuple[int, str]:
     """The status and the output of commands, run as a reader runs them."""
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "XDG_CACHE_HOME": str(folder / "cache"),
-    }
-    del environment["XLA_FLAGS"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    own = {"PATH": path, "XDG_CACHE_HOME": str(folder / "cache")}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment,
+        env=os.environ | ONE_DEVICE | own,
         check=False,
     )
     return done.returncode, done.stdout

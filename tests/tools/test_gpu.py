@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from common import tiny
+from common import ONE_DEVICE, tiny
 
 from tools import gpu
 from transformer_jax.config import Config, TokenizerConfig
@@ -24,7 +24,8 @@ def test_it_measures_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     reduced |= {"DECODED": config.model, "VOCABULARY": 320, "SENTENCES": (8,), "OUTPUT": 6}
     for name, value in reduced.items():
         monkeypatch.setattr(gpu, name, value)
-    monkeypatch.setenv("XLA_FLAGS", "")  # of the processes that it starts
+    for name, value in ONE_DEVICE.items():  # of the processes that it starts
+        monkeypatch.setenv(name, value)
     found = dict(gpu.measure(list(gpu.PARTS)))
     assert {part["device"] for part in found.values()} == {"cpu"}
     assert found["tests"]["status"] == 0

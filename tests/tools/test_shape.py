@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from common import ONE_DEVICE
 
 from tools.shape import ROOT
 
@@ -15,8 +16,8 @@ LIMITS = {"train": (14, 9), "model": (9, 6), "translate": (13, 8)}
 @pytest.mark.long
 def test_the_ways_are_short() -> None:
     """On one device, where no kernel is mapped over a mesh."""
-    env = os.environ | {"XLA_FLAGS": ""}
     command = [sys.executable, "-m", "tools.shape"]
+    env = os.environ | ONE_DEVICE
     output = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=True)
     ways = {part.split(":")[0]: part.split()[6:] for part in output.stdout.split("\n\n")[1:]}
     for name, (frames, files) in LIMITS.items():

@@ -1,5 +1,6 @@
 """One update and one evaluation, mostly of a model small enough to calculate by hand."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 from common import VOCABULARY, build, loss_of, make_batch, tiny
 from jaxtyping import Array
 
-from transformer_jax.config import Config, OptimizerConfig
+from transformer_jax.config import Config, ExecutionConfig, MeshConfig, OptimizerConfig
+from transformer_jax.models.make import make_model
+from transformer_jax.parallel.mesh import make_mesh, shard_batch
 from transformer_jax.special_ids import PAD
 from transformer_jax.training.optimizer import make_optimizer
+from transformer_jax.training.setup import prepare_step
 from transformer_jax.training.step import (
     Averages,
     LossSums,
@@ -23,7 +27,7 @@ from transformer_jax.training.step import (
     init_state,
     train_step,
 )
-from transformer_jax.types import Batch, Mean
+from transformer_jax.types import Batch, Mean, Params
 
 BATCH = make_batch([(3, 4), (2, 2), (1, 1), (0, 0)])
 KEY = jax.random.key(5)
@@ -160,6 +164,42 @@ def test_training_learns_and_resumes_to_the_bit() -> None:
     for _ in range(20):
         half, _ = run(half, BATCH, KEY)
     jax.tree.map(np.testing.assert_array_equal, half, state)
+
+
+@pytest.mark.long
+def test_fifty_losses_are_those_of_a_plain_step() -> None:
+    """Split over eight devices and two microbatches, with attention block by block."""
+    options = OptimizerConfig(schedule="inverse_sqrt", learning_rate=0.01, warmup=5, accumulate=2)
+    execution = ExecutionConfig(kernel="blockwise")
+    config = Config(tiny(), execution=execution, optimizer=replace(options, ema=0.9))
+    setup = prepare_step(config, (VOCABULARY, VOCABULARY), make_mesh(MeshConfig(fsdp=2)))
+    update, state = setup.compile_update(), jax.jit(setup.init)(KEY)
+    params = jax.tree.map(jnp.copy, state.params)
+    model = make_model(config.model, VOCABULARY, VOCABULARY, "reference")
+
+    def rate(count: Array) -> Array:
+        return 0.01 * jnp.minimum((count + 1) / 5, jnp.sqrt(5 / (count + 1)))
+
+    plain = optax.adam(rate, options.b1, options.b2, options.eps)
+    moments = plain.init(params)
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss_of_plain(params: Params, batch: Batch) -> Array:
+        logits = model.apply({"params": params}, batch).logits
+        wanted = jax.nn.one_hot(batch.target_out, VOCABULARY)
+        smoothed = optax.smooth_labels(wanted, options.label_smoothing)
+        losses = optax.softmax_cross_entropy(logits, smoothed)
+        return jnp.mean(losses, where=batch.target_out != PAD)
+
+    draw = np.random.default_rng(0)
+    for step in range(50):
+        batch = make_batch(draw.integers(1, 7, (16, 2)).tolist(), seed=step)
+        state, metrics = update(state, shard_batch(batch, setup.mesh), KEY)
+        loss, gradient = loss_of_plain(params, batch)
+        np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-4)
+        change, moments = plain.update(gradient, moments)
+        params = optax.apply_updates(params, change)
 
 
 def test_frozen_parameters_have_no_part_in_the_gradient_norm() -> None:

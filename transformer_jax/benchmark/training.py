@@ -25,6 +25,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.flops import Product, products
 from transformer_jax.models.parameter_paths import split
 from transformer_jax.parallel.compile import compile_function
+from transformer_jax.parallel.devices import peak_memory
 from transformer_jax.parallel.mesh import local_shard, make_mesh, replicate, shard_batch
 from transformer_jax.parallel.parameters import partition_tree
 from transformer_jax.special_ids import EOS, PAD
@@ -120,6 +121,8 @@ def measure(work: Workload, samples: int) -> Record:
     with ExitStack() as stack:
         started = _start_peers(work, stack)
         calls, record["first_step_s"] = passes(work)
+        calls["step"]()
+        record["peak_mib"] = peak_memory() / 2**20  # before the parts' programs take more
         timers = {name: timer(call) for name, call in calls.items()}
         timers |= {name: partial(peer.ask, "time") for name, peer in started.items() if peer.ready}
         times = time_in_turns(timers, samples, MAX_SECONDS)

@@ -67,9 +67,9 @@ def table(record: Record) -> Iterator[str]:
     if not record["pytorch"]:
         yield "PyTorch: not installed; pip install torch, to compare with it"
     yield f"first step                   {first['compiled']:.1f} s; {first['cached']:.1f} s cached"
-    yield "memory                       {:,.0f} MiB of state and batch, {:,.0f} MiB more".format(
-        record["state_mib"], record["temporaries_mib"]
-    )
+    state, more, peak = (record[f"{name}_mib"] for name in ("state", "temporaries", "peak"))
+    memory = f"{state:,.0f} of state and batch, {more:,.0f} of temporaries; peak {peak:,.0f}"
+    yield f"memory, MiB                  {memory}"
 
 
 def _line(name: str, seconds: float, rates: Record | None = None) -> str:

@@ -1,6 +1,8 @@
 """Peaks of accelerators, and the memory that a program may still allocate, there or on the host."""
 
 import os
+import resource
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -61,6 +63,14 @@ def shortage(needed: int) -> str | None:
     stats = jax.devices()[0].memory_stats()
     free = stats["bytes_limit"] - stats["bytes_in_use"] if stats else usable_host_memory()
     return f"needs {needed:,} bytes, {free:,} are available" if needed > free else None
+
+
+def peak_memory() -> int:
+    """Returns the most bytes that the first device has held; on a CPU, this process."""
+    if stats := jax.devices()[0].memory_stats():
+        return stats["peak_bytes_in_use"]
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
 
 
 def usable_host_memory() -> int:

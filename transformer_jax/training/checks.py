@@ -4,6 +4,7 @@ Each check computes the same in two ways that must agree, and reports the larges
 """
 
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -249,7 +250,8 @@ def _compare_devices(
 ) -> float:
     """Returns `mesh_error` in a new process. NotApplicable: the mesh is not possible."""
     mesh = _small_mesh(config.mesh)
-    os.environ.pop("XLA_FLAGS", None)  # which may ask for another number of devices
+    flags = os.environ.get("XLA_FLAGS", "")  # which may ask for another number of devices
+    os.environ["XLA_FLAGS"] = re.sub(r"--xla_force_host_platform_device_count=\S*", "", flags)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", mesh.data * mesh.fsdp * mesh.tensor)
     search_current_folder()
