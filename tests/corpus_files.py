@@ -83,6 +83,8 @@ MALFORMED = {
     "zstd.tsv": (b"\x28\xb5\x2f\xfd\x04", r"zstd\.tsv: is a Zstandard file"),
     "pdf.tsv": (b"%PDF-1.7\n", r"pdf\.tsv: is a PDF document"),
     "sqlite.tsv": (b"SQLite format 3\0", r"sqlite\.tsv: is a SQLite database"),
+    "utf32.tsv": ("a\tb\n".encode("utf-32-le"), r"utf32\.tsv: is UTF-16 or UTF-32 text"),
+    "pickle.tsv": (b"\x80\x04\x95", r"pickle\.tsv: is a pickle"),
     "parquet.jsonl": (b"PAR1\x15\x04", r"parquet\.jsonl: is a Parquet file"),
     "bom.tsv": ("a\tb\n".encode("utf-16"), r"bom\.tsv: is UTF-16 or UTF-32 text"),
     "le.tsv": ("a\tb\n".encode("utf-16-le"), r"le\.tsv: is UTF-16 or UTF-32 text"),

@@ -64,7 +64,7 @@ from transformer_jax.config import *
 def get_config():
     hard = AttentionConfig(kind="hard", layer=0)
     small = dict(layers=1, d_model=64, heads=1, d_ff=128, max_length=32, norm="pre", dropout=0.0)
-    linear = dict(schedule="linear", learning_rate=0.003, warmup=200, decay_steps=3000)
+    linear = dict(schedule="linear", learning_rate=0.003, warmup=150, decay_steps=2000)
     return Config(
         model=ModelConfig(cross_attention=hard, **small),
         tokenizer=TokenizerConfig(vocabulary=320),
@@ -72,7 +72,7 @@ def get_config():
             train=("{0}/train.tsv",), dev=("{0}/dev.tsv",), batch_tokens=2048, shapes=2
         ),
         optimizer=OptimizerConfig(label_smoothing=0.0, **linear),
-        train=TrainConfig(steps=3000, evaluate_every=1000, save_every=1000),
+        train=TrainConfig(steps=2000, evaluate_every=1000, save_every=1000),
         decode=DecodeConfig(beam=1),
     )
 """

@@ -395,7 +395,6 @@ class DataConfig(_Section):
     training uses the folder that is stored in a run."""
 
     def _validate(self) -> None:
-        self._require(len(self.train) > 0, "train", "at least one corpus")
         self._validate_mixing()
         self._require(all(self.fields), "fields", "two names")
         self._require(self.max_ratio >= 1, "max_ratio", "at least 1")
@@ -775,9 +774,11 @@ def load_config_file(path: str | Path) -> Config:
     `Config`.
     """
     path = _by_name(str(path))
-    if path.suffix.lower() == ".json":  # which could hold calls
-        raise UserError(f"config file {path}: is JSON, which is not executed; name a Python file")
-    if not path.is_file():
+    if path.suffix.lower() not in (".py", ""):  # which could hold calls, such as JSON
+        raise UserError(f"config file {path}: is not executed; name a Python file, FILE.py")
+    if path.is_dir():
+        raise UserError(f"config file {path}: is a folder; name a Python file")
+    if not path.exists():
         raise UserError(f"config file {path}: no such file")
     space: dict[str, Any] = {"__name__": "config", "__file__": str(path)}
     try:

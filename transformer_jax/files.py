@@ -150,8 +150,9 @@ def write_whole(path: AnyPath) -> Iterator[IO[str]]:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields the path of a file to write, which replaces `path` if the block has no error."""
-    # Not by the number of the process, which another container may have, too.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    # Not by the number of the process, which another container may have, too; and without the
+    # whole name, which may be as long as a name can be.
+    temporary = path.with_name(f".{path.name[:32]}.{secrets.token_hex(8)}.tmp")
     try:
         with named(path, temporary):
             yield temporary

@@ -1,6 +1,7 @@
 """What is wrong in a command line, a run or a file is said in one line that is safe to print."""
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -79,8 +80,13 @@ REFUSED = [
     # Training
     (f"{SMALL} --config.tokenizer.vocabulary=20000", "tokenizer.vocabulary=20000"),
     (f"{SMALL} --config.tokenizer.models a.tsv", "tokenizer a.tsv: not a SentencePiece model"),
+    (f"{SMALL} --config.tokenizer.models pipe", "tokenizer pipe: is a pipe, and would be read"),
+    (f"{TRAIN} --config.data.train pipe --processes=2", "pipe: is a pipe, which only one process"),
+    (f"{SMALL} --init-from=RUN --init-parts encoder --config.model.layers=2", "model.layers=2:"),
     (f"{SMALL} --config.model.decoder-start-id=5000", "decoder_start_id=5000: must be below the"),
     (f"{SMALL} --config.optimizer.frozen encoder norm", "optimizer.frozen='norm': matches no"),
+    (f"{SMALL} --config.data.train", "data.train=(): must name at least one corpus"),
+    (f"{SMALL} --config.data.train a.tsv,a.tsv", "a.tsv holds both sides, and is a corpus alone"),
     (f"{SMALL} --init-parts encoder", "--init-parts=encoder: needs --init-from"),
     (f"{SMALL} --config.train.decode-every=None", "must be a number where train.best='bleu'"),
     (f"{SMALL} --metric=builtins:zip", "--metric zip: returns <zip object at"),
@@ -116,6 +122,9 @@ REFUSED = [
     # Translation
     ("evaluate --run=RUN --show=-1", "--show=-1: must be at least 0"),
     ("translate --run=RUN --output=x.gz", "--output=x.gz: is written as plain text; name it"),
+    ("evaluate --run=RUN --data a.tsv --output=x.xz", "--output=x.xz: is written as plain text"),
+    (f"{SEARCH}.beam=4 --beam=5", "--beam: is also given as --config.decode.beam; give one of"),
+    ("check --run=RUN --config.model.layers=3", "model.layers=3: "),
     (f"{SEARCH}.sample=True --config.decode.top-p=0", "top_p=0.0: must be above 0 and at most 1"),
     (f"{SEARCH}.temperature=0", "decode.temperature=0.0: must be above 0"),
     (f"{SEARCH}.top-k=3", "decode.top_k=3: must be left out without decode.sample=true"),
@@ -157,8 +166,9 @@ def test_a_bad_command_is_one_line_and_writes_nothing(
         command = command.replace(name, str(path))
     monkeypatch.chdir(tmp_path)
     Path("a.tsv").write_text("one\teins\ntwo zwei\n")
+    os.mkfifo("pipe")
     assert message in error_line(command.split(), capsys)
-    assert {path.name for path in tmp_path.iterdir()} == {"a.tsv", "config.py"}
+    assert {path.name for path in tmp_path.iterdir()} == {"a.tsv", "config.py", "pipe"}
 
 
 def test_control_characters_of_a_config_key_are_escaped(copied: Path, capsys: Capture) -> None:

@@ -77,6 +77,15 @@ def test_a_defect_keeps_its_traceback(monkeypatch: Patch, finished: Run) -> None
         main(["average", f"--run={finished.folder}", "--out=x"])
 
 
+def test_no_memory_is_one_line(monkeypatch: Patch, finished: Run, capsys: Capture) -> None:
+    def full(*_: Any) -> None:
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nMore.")
+
+    monkeypatch.setattr(run, "average", full)
+    line = error_line(["average", f"--run={finished.folder}", "--out=x"], capsys)
+    assert line.endswith("Out of memory allocating 9 bytes.; needs smaller batches or beams")
+
+
 def test_text_is_utf8_on_any_terminal(finished: Run, monkeypatch: Patch) -> None:
     """Such as one with PYTHONIOENCODING=ascii."""
     written = io.BytesIO()

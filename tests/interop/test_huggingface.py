@@ -332,6 +332,17 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         change("generation_config.json", bad_words_ids=[[1, 2]]),
         r"bad_words_ids: holds \[1, 2\]; must hold lists of one id",
     ),
+    "bad words of another type": (
+        change("generation_config.json", bad_words_ids=5),
+        "config.json or generation_config.json: 'int' object is not iterable",
+    ),
+    "penalty": (change("generation_config.json", length_penalty="x"), "generation_config.json: "),
+    "ids": (change("vocab.json", new="x"), "vocab.json: the ids of the pieces must be different"),
+    "nested": (change("vocab.json", new=[1]), "vocab.json: must hold the id of each piece"),
+    "weights": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        "model.safetensors: no such file$",
+    ),
     "sampling": (change("generation_config.json", do_sample=True), "do_sample=True"),
     "not JSON": (written("{"), "config.json: not JSON"),
 }

@@ -82,6 +82,9 @@ def test_text_of_firefox(direction: str, tmp_path: Path, capsys: Any) -> None:
     assert len(texts) == len(lines)
     same = np.mean([ours == theirs for ours, theirs in zip(texts, wanted, strict=True)])
     assert same >= 0.97
+    other = next(firefox("enpt" if direction == "pten" else "pten").glob("lex*"))
+    line = error_line(["translate", run, f"--shortlist={other}"], capsys)
+    assert "is none of those beside which the model was imported" in line
 
 
 # Models of the other architectures, with random parameters, as Marian would write them.
@@ -223,6 +226,7 @@ def claiming(elements: int) -> Callable[[Arrays], bytes]:
     ("write", "options", "message"),
     [
         (lambda _: b"text", {}, "is no model of Marian"),
+        (lambda _: b"\x80\x02}q.", {}, "is a pickle, which may execute code; convert it"),
         (lambda arrays: as_bin(arrays)[:-9], {}, "model.yml: needs .* bytes, but the file ends"),
         (lambda arrays: as_npz(arrays)[:-9], {}, "not a zip file"),
         (claiming(10**12), {}, "has the shape .*, but 1024 bytes of data"),
@@ -234,6 +238,7 @@ def claiming(elements: int) -> Callable[[Arrays], bytes]:
         (as_npz, {"transformer-postprocess": "hn"}, "transformer-postprocess='hn', .*must be"),
         (as_npz, {"transformer-ffn-activation": "tanh"}, "activation='tanh': has no counterpart"),
         (as_npz, {"transformer-decoder-autoreg": "average-attention"}, "'average-attention': has"),
+        (as_npz, {"transformer-new-thing": True}, "transformer-new-thing=True: has no counterpart"),
         (as_npz, {"type": "s2s"}, "type='s2s': has no counterpart here; must be 'transformer'"),
         (as_npz, {"dim-emb": None}, "dim-emb=None: must be a whole number"),
     ],
@@ -261,6 +266,8 @@ def test_files_that_are_refused(
         ({"decoder.yml": b"vocabs: [a.spm, b.spm]"}, "a.spm: No such file"),
         ({"decoder.yml": b"vocabs: [a.yml, a.yml]", "a.yml": b"{a: 1}"}, "source.spm: No such"),
         ({"decoder.yml": b"{vocabs: ["}, "is no YAML"),
+        ({"decoder.yml": b"{vocabs: [1, vocab.spm]}"}, "must be two files in its folder"),
+        ({"decoder.yml": b"{vocabs: [vocab.spm, vocab.spm], normalize: x}"}, "normalize='x': must"),
         ({"other.npz": b""}, r"has 2 models \(model.npz, other.npz\); name the file of one"),
         ({"vocab.spm": b"text"}, "vocab.spm: not a SentencePiece model"),
         ({"a.spm": b"", "b.spm": b""}, "has 3 SentencePiece models"),
@@ -294,11 +301,13 @@ def test_ids_of_pieces_from_a_file(vocabulary: bytes, tmp_path: Path) -> None:
     """As in the archives of OPUS-MT: pieces that the file lacks are read as <unk>."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=vocabulary)
     pieces = [processor.id_to_piece(i) for i in range(VOCABULARY)]
-    listed = ["</s>", "<unk>", *reversed(pieces[2:180]), ">>deu<<", "only_target"]
+    listed = ["</s>", "<unk>", *reversed(pieces[2:180]), ">>deu<<", "no", "12"]
     ids = {piece: i for i, piece in enumerate(listed)}
     for name in ("source.spm", "target.spm"):
         (tmp_path / name).write_bytes(vocabulary)
-    (tmp_path / "vocab.yml").write_text(yaml.safe_dump(ids), "utf-8")
+    quoted = yaml.safe_dump(ids, allow_unicode=True).replace("'no'", "no").replace("'12'", "12")
+    assert yaml.safe_load(quoted).keys() - {*ids} == {False, 12}
+    (tmp_path / "vocab.yml").write_text(quoted, "utf-8")
     (tmp_path / "decoder.yml").write_text("vocabs: [vocab.yml, vocab.yml]\nbeam-size: 3\n")
     arrays = make_arrays(OPTIONS)
     for name in ("Wemb", "decoder_ff_logit_out_b"):
@@ -314,4 +323,7 @@ def test_ids_of_pieces_from_a_file(vocabulary: bytes, tmp_path: Path) -> None:
     for i, piece in enumerate(target.pieces(range(4, target.size)), 4):
         row = ids.get(piece.removeprefix("▁") if ">>" in piece else piece, ids["<unk>"])
         np.testing.assert_array_equal(table[i], arrays["Wemb"][row])
-    assert target.decode([target.find("only_target")]) == "only_target"
+    assert target.decode([target.find("no"), target.find("12")]) == "no12"
+    for side, tokenizer in (("source", source), ("target", target)):
+        unlisted = {*tokenizer.pieces(tokenizer.encode(" ".join(LINES)))} - {*ids}
+        assert bool(unlisted) == (side == "source")

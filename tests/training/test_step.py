@@ -172,12 +172,13 @@ def test_fifty_losses_are_those_of_a_plain_step() -> None:
     options = OptimizerConfig(schedule="inverse_sqrt", learning_rate=0.01, warmup=5, accumulate=2)
     execution = ExecutionConfig(kernel="blockwise")
     config = Config(tiny(), execution=execution, optimizer=replace(options, ema=0.9))
-    setup = prepare_step(config, (VOCABULARY, VOCABULARY), make_mesh(MeshConfig(fsdp=2)))
+    mesh = make_mesh(MeshConfig(fsdp=2))
+    setup = prepare_step(config, (VOCABULARY, VOCABULARY), mesh)
     update, state = setup.compile_update(), jax.jit(setup.init)(KEY)
     params = jax.tree.map(jnp.copy, state.params)
     model = make_model(config.model, VOCABULARY, VOCABULARY, "reference")
 
-    def rate(count: Array) -> Array:
+    def rate(count: Any) -> Any:
         return 0.01 * jnp.minimum((count + 1) / 5, jnp.sqrt(5 / (count + 1)))
 
     plain = optax.adam(rate, options.b1, options.b2, options.eps)
@@ -186,16 +187,16 @@ def test_fifty_losses_are_those_of_a_plain_step() -> None:
     @jax.jit
     @jax.value_and_grad
     def loss_of_plain(params: Params, batch: Batch) -> Array:
-        logits = model.apply({"params": params}, batch).logits
+        output: Any = model.apply({"params": params}, batch)
         wanted = jax.nn.one_hot(batch.target_out, VOCABULARY)
         smoothed = optax.smooth_labels(wanted, options.label_smoothing)
-        losses = optax.softmax_cross_entropy(logits, smoothed)
+        losses = optax.softmax_cross_entropy(output.logits, smoothed)
         return jnp.mean(losses, where=batch.target_out != PAD)
 
     draw = np.random.default_rng(0)
     for step in range(50):
         batch = make_batch(draw.integers(1, 7, (16, 2)).tolist(), seed=step)
-        state, metrics = update(state, shard_batch(batch, setup.mesh), KEY)
+        state, metrics = update(state, shard_batch(batch, mesh), KEY)
         loss, gradient = loss_of_plain(params, batch)
         np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-4)
         change, moments = plain.update(gradient, moments)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from transformer_jax.text.tokenizer import Tokenizer
 from transformer_jax.training import setup, trainer
 from transformer_jax.training.initialization import params_from
 from transformer_jax.training.planning import compile_training_step
-from transformer_jax.training.reporters import MetricsFile, read_metrics
+from transformer_jax.training.reporters import MetricsFile, Record, read_metrics
 from transformer_jax.training.resume import Progress, first_state, plan_start
 from transformer_jax.training.setup import empty_batch, loss_fn, prepare, set_up
 from transformer_jax.training.signals import StopRequest
@@ -142,7 +143,11 @@ def test_so_is_one_of_packed_rows_in_pieces(tiny_config: Config, tmp_path: Path)
     packed = {"packing": True, "packed_length": 32, "dev": ()}
     options = {"accumulate": 2, "frozen": ("encoder", "norms")}
     config = changed(tiny_config, data=packed, optimizer=options)
-    assert_resumes(config, train(config, tmp_path / "whole"), tmp_path / "r")
+    said: list[Record] = []
+    whole = train(config, tmp_path / "whole", reporters=[said.append])
+    counts = re.findall(r"parameters: (\S+) are trained, and (\S+) are frozen", str(said))
+    assert [int(count) for count in counts[0]] == [3648, 2240]
+    assert_resumes(config, whole, tmp_path / "r")
 
 
 @pytest.mark.long

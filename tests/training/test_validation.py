@@ -23,14 +23,17 @@ def test_the_first_lines_are_translated_and_the_loss_is_of_all(
     tiny_config: Config, finished: run.Run
 ) -> None:
     params, (name,) = finished.params(), tiny_config.data.dev
-    few = changed(tiny_config, train={"dev_lines": 5})
+    few = changed(tiny_config, train={"dev_lines": 5}, decode={"max_length": 6, "beam": 2})
     setup, seen = prepare(few), []
 
     def metric(*lines: Sequence[str]) -> float:
         seen.append(lines)
         return 0.5
 
-    scored: Any = DevScores(setup, lambda: False, metric)(params)
+    scores = DevScores(setup, lambda: False, metric)
+    decode = scores.translator.config.decode
+    assert (decode.max_length, decode.beam) == (6, 1)
+    scored: Any = scores(params)
     ((sources, outputs, references),) = seen
     (dev,) = setup.dev.values()
     assert (sources, references) == (dev.sources[:5], dev.references[:5])

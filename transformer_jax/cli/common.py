@@ -107,6 +107,9 @@ def load_translator(
     First joins the other processes, if the options name a coordinator.
     """
     _require_search(arguments, options.short)
+    for name, value in changes.items():
+        if value is not None and arguments.sets(f"decode.{name}"):
+            raise UserError(f"--{name}: is also given as --config.decode.{name}; give one of them")
     end_at_interrupt()
     join_processes(options)
     loaded, *others = map(run.load, options.run)
@@ -190,6 +193,8 @@ def output_file(name: str, inputs: Iterable[str | None] = ()) -> Path:
         raise UserError(f"--output={path}: is a folder; name a file in it")
     if not path.parent.is_dir():
         raise UserError(f"--output={path}: there is no folder {path.parent}; make it first")
+    if end := name.removeprefix(uncompressed_name(name)):
+        raise UserError(f"--output={path}: is written as plain text; name it without {end}")
     return path
 
 
@@ -215,8 +220,6 @@ def text_output(
         yield _writing_to(sys.stdout), 0
         return
     file = output_file(path, inputs)
-    if end := path.removeprefix(uncompressed_name(path)):
-        raise UserError(f"--output={path}: is written as plain text; name it without {end}")
     if file.exists() and not file.is_file():
         with named(file), file.open("w", encoding="utf-8") as device:
             yield _writing_to(device), 0

@@ -49,7 +49,7 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
         is_first = result.search == searches[0]
         report = result.dev.examples.report
         if report.left_out and is_first:
-            message = f"{result.corpus}: loss without over-long pairs: {report}"
+            message = f"{result.corpus}: loss without some pairs: {report}"
             print(printable(message), file=sys.stderr)
         truncated = [isinstance(each, Translation) and each.truncated for each in result.outputs]
         warn_cut(truncated, result.corpus)

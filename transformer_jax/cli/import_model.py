@@ -26,13 +26,15 @@ def run(options: Import) -> None:
     source = Path(options.source)
     if not source.exists():
         raise UserError(f"{source}: no such file or folder")
+    if source.suffix == ".safetensors":
+        raise UserError(f"{source}: name its folder, which also has the vocabularies")
     read = huggingface.load if (source / "config.json").is_file() else marian.load
     imported = read(source)
     sizes = imported.tokenizers.sizes
     config = Config(
         model=imported.model,
         tokenizer=TokenizerConfig(joint=imported.model.tied == "all", vocabulary=max(*sizes, 261)),
-        data=DataConfig(dev=()),
+        data=DataConfig(train=(), dev=()),
         # To continue with, if no other config is named. Label smoothing would first undo what a
         # model has learned without it.
         optimizer=OptimizerConfig(
@@ -46,7 +48,7 @@ def run(options: Import) -> None:
         decode=imported.decode,
     )
     check_model(config.model)
-    provenance = {"imported_from": {"path": source.name, "sha256": imported.digests}}
+    provenance = {"imported_from": {"path": source.resolve().name, "sha256": imported.digests}}
     made = Run(find_path(options.run), config, imported.tokenizers, provenance)
     runs.create_with(imported.params, 0, made)
     millions = count_parameters(config.model, *sizes) / 1e6

@@ -54,6 +54,9 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
     sizes = (ids, ids) if tokenizers is None else tokenizers.sizes
     if trained is not None or shapes is not None:
         _print_config(config, sizes, trained)
+    if shapes is None and not config.data.train:  # a model that was trained elsewhere
+        print("corpus      none (data.train); --length plans a batch without one")
+        return
     if shapes is None:
         data = load_data(config, tokenizers)
         loader = Loader(data.examples, config)

@@ -1,6 +1,7 @@
 """Starts the processes of `--processes N` on this machine, and ends them together."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import IO, NoReturn
 
 from transformer_jax.cli.commands import ProcessOptions, Train
@@ -44,6 +46,10 @@ def launch(arguments: Sequence[str], options: ProcessOptions) -> None:
         raise UserError(
             "--processes: starts its own coordinator; leave out --coordinator and --process"
         )
+    if isinstance(options, Train):
+        for path in re.split("[=,\n]", "\n".join(arguments)):
+            if os.path.lexists(path) and Path(path).is_fifo():
+                raise UserError(f"{path}: is a pipe, which only one process can read; name a file")
     command = [*_without_processes(arguments), f"--coordinator=127.0.0.1:{free_port()}"]
     with ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]

@@ -49,6 +49,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
         print(f"transformer-jax: error: {printable(one_line(str(error)))}", file=sys.stderr)
         _exit(2)
+    except RuntimeError as error:  # one of JAX
+        if "--debug" in arguments or not str(error).startswith("RESOURCE_EXHAUSTED"):
+            raise
+        reason = printable(str(error).splitlines()[0])
+        print(f"transformer-jax: error: {reason}; needs smaller batches or beams", file=sys.stderr)
+        _exit(2)
     except KeyboardInterrupt:
         _exit(128 + signal.SIGINT, now=argv is None)  # programs may be being compiled
 
@@ -107,11 +113,11 @@ def _dispatch(arguments: Sequence[str]) -> None:
 
 
 def _at_home(argument: str) -> str:
-    """Returns an option with the home folder for each `~/` that begins a path: shells put it there
+    """Returns an option with the home folder for each `~` that begins a path: shells put it there
     at the beginning of an argument only."""
     home = os.environ.get("HOME", "~")
     is_option = argument.startswith("--")
-    return re.sub("(?<=[=,])~/", lambda _: f"{home}/", argument) if is_option else argument
+    return re.sub("(?<=[=,])~(?=[/,]|$)", lambda _: home, argument) if is_option else argument
 
 
 def _expanded(argument: str, short: Sequence[str]) -> str:

@@ -30,6 +30,7 @@ from transformer_jax.errors import UserError, printable
 from transformer_jax.interop.shortlist import Shortlist
 from transformer_jax.parallel import processes
 from transformer_jax.runs import checkpoint, run
+from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.text.files import make_rereadable, read_lines, text_digest
 from transformer_jax.text.tokenizer import Tokenizer
@@ -47,6 +48,7 @@ def translate(options: Translate, arguments: ConfigArguments) -> None:
     shortlist = None
     if options.shortlist is not None:
         shortlist = Shortlist(Path(options.shortlist), translator.tokenizers)
+        _require_same_origin(run.load(options.run[0]), shortlist, options.shortlist)
         translator = translator.with_shortlist(shortlist)
     n_best = translator.config.decode.n_best
     if n_best > 1 and not options.json:
@@ -108,6 +110,17 @@ def _writing(
         count = processes.broadcast(count)
         advance(count)
         yield write, count, advance
+
+
+def _require_same_origin(model: Run, shortlist: Shortlist, name: str) -> None:
+    """UserError: an imported model came with other shortlists."""
+    digests = model.provenance.get("imported_from", {}).get("sha256", {}).items()
+    own = {digest for file, digest in digests if file.startswith("lex")}
+    if own and own.isdisjoint(shortlist.digests.values()):
+        raise UserError(
+            f"--shortlist={name}: is none of those beside which the model was imported; name one, "
+            "or import the model again beside this one"
+        )
 
 
 def _require_apart(names: Sequence[str | None]) -> None:

@@ -26,7 +26,7 @@ from transformer_jax.text.corpus import Corpus, Pair
 from transformer_jax.text.tokenizer import Tokenizers
 
 _CHUNK = 65_536  # pairs tokenized at a time
-_FORMAT = 5  # of a cache entry
+_FORMAT = 6  # of a cache entry
 _PATIENCE = 600.0  # seconds
 _SIDES = ("source", "target")
 
@@ -136,10 +136,11 @@ def tokenize(
     """Returns the pairs of all `corpora` as ids, from the cache if it holds them, each corpus in an
     entry of its own.
 
-    Pairs of more than `model.max_length` tokens on a side (`EOS` included) are left out. `filters`
-    also leaves out pairs with an empty side and those whose lengths differ by more than a factor of
-    `data.max_ratio`. The report counts them all. `pairs`, if given, are the pairs of the one
-    corpus, which is then not read again. Process 0 fills the cache and the others wait for it.
+    Pairs of more than `model.max_length` tokens on a side (`EOS` included) and those without a
+    source are left out. `filters` also leaves out pairs without a target and those whose lengths
+    differ by more than a factor of `data.max_ratio`. The report counts them all. `pairs`, if
+    given, are the pairs of the one corpus, which is then not read again. Process 0 fills the cache
+    and the others wait for it.
 
     UserError: bad input, no pair left, or no space for the cache. No entry is then half written.
     """
@@ -202,7 +203,7 @@ def _filter(
 ) -> tuple[Bool[np.ndarray, " P"], Report]:
     """Returns which pairs of these lengths are kept, and a report."""
     shorter, longer = np.minimum(sources, targets), np.maximum(sources, targets)
-    empty = (shorter == 1) & (max_ratio is not None)
+    empty = (sources if max_ratio is None else shorter) == 1
     too_long = ~empty & (longer > max_length)
     uneven = ~empty & ~too_long & (longer > (max_ratio or np.inf) * shorter)
     kept = ~(empty | too_long | uneven)

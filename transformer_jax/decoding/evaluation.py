@@ -144,7 +144,7 @@ def require_language(language: str) -> None:
             f"--language={language}: Moses finds no words without spaces; leave it out, and choose "
             "--tokenize=zh or --tokenize=char"
         )
-    languages = sorted({*NonbreakingPrefixes().available_langs.values()})
+    languages = sorted({*NonbreakingPrefixes().available_langs.values()} - {"yue", "zh"})
     if language not in languages:
         raise UserError(f"--language={language}: must be one of {', '.join(languages)}")
 

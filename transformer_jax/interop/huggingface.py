@@ -17,7 +17,7 @@ from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.errors import UserError, about
 from transformer_jax.files import parse_json
 from transformer_jax.interop.arrays import params_from_arrays
-from transformer_jax.interop.imported import NEVER, Imported, read_file, with_defaults
+from transformer_jax.interop.imported import NEVER, PICKLE, Imported, read_file, with_defaults
 from transformer_jax.interop.vocabulary import Vocabulary, numbered
 from transformer_jax.models.make import abstract_params
 from transformer_jax.special_ids import EOS, PAD
@@ -53,6 +53,10 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "begin_suppress_tokens": (None, []),
     "renormalize_logits": (False, True),
     "early_stopping": (False, True, "never"),
+    "diversity_penalty": (0.0,),
+    "guidance_scale": (None,),
+    "penalty_alpha": (None,),
+    "num_return_sequences": (1,),
 }
 """Options by which models and searches differ, with the values that have a counterpart here; the
 first is that of models that do not name the option."""
@@ -121,11 +125,13 @@ def load(folder: Path) -> Imported:
         vocabularies = _read_vocabularies(folder, digests, separate=separate)
         tokenizers = Tokenizers(*(each.tokenizer for each in vocabularies))
         arrays = _read_arrays(folder / WEIGHTS, digests, options)
-        model = _config(options, arrays, tokenizers.target)
-        arrays = _with_our_rows(arrays, model, vocabularies, _impossible(options))
+        with about("config.json or generation_config.json", TypeError, ValueError):
+            model = _config(options, arrays, tokenizers.target)
+            impossible, search = _impossible(options), _search(options, tokenizers.target)
+        arrays = _with_our_rows(arrays, model, vocabularies, impossible)
         like = abstract_params(model, *tokenizers.sizes)
         params = params_from_arrays(arrays, like, lambda path: their_name(path, model))
-        return Imported(model, _search(options, tokenizers.target), tokenizers, params, digests)
+        return Imported(model, search, tokenizers, params, digests)
 
 
 def their_name(path: str, config: ModelConfig) -> str:
@@ -164,12 +170,9 @@ def _require_safetensors(folder: Path) -> None:
     """UserError: the folder holds no weights that can be read without executing code."""
     if (folder / WEIGHTS).is_file():
         return
-    pickles = [path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth")]
-    way = (
-        f"{min(pickles)} is a pickle, which may execute code; convert it in Python, with "
-        "transformers: MarianMTModel.from_pretrained(FOLDER).save_pretrained(OTHER)"
-    )
-    raise UserError(f"{folder / WEIGHTS}: no such file{f'; {way}' if pickles else ''}")
+    pickles = [path.name for path in folder.glob("pytorch_model*.bin")]
+    way = f"; {min(pickles)} {PICKLE}" if pickles else ""
+    raise UserError(f"{folder / WEIGHTS}: no such file{way}")
 
 
 def _read_vocabularies(
@@ -177,9 +180,10 @@ def _read_vocabularies(
 ) -> list[Vocabulary]:
     """Returns those of source and target. UserError: a file is missing or damaged."""
     source, target = (read_file(folder / f"{side}.spm", digests) for side in ("source", "target"))
-    sides = {"vocab.json": [source], "target_vocab.json": [target]}
+    apart = {"vocab.json": {"source": source}, "target_vocab.json": {"target": target}}
+    together = {"vocab.json": {"source": source, "target": target}}
     vocabularies: list[Vocabulary] = []
-    for name, models in (sides if separate else {"vocab.json": [source, target]}).items():
+    for name, models in (apart if separate else together).items():
         with about(folder / name):
             vocabularies += numbered(models, parse_json(read_file(folder / name, digests)))
     return vocabularies

@@ -1,6 +1,7 @@
 """What the readers of models trained elsewhere share."""
 
 import hashlib
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,13 @@ from transformer_jax.types import Params
 
 NEVER = -100.0
 """Bias of the logits of ids that the other vocabulary lacks: their probability is 0 in float32."""
+
+
+PICKLE = (
+    "is a pickle, which may execute code; convert it in Python, with transformers: "
+    "MarianMTModel.from_pretrained(FOLDER).save_pretrained(OTHER)"
+)
+"""Why a file is refused, and the way round."""
 
 
 class Imported(NamedTuple):
@@ -35,7 +43,8 @@ def with_defaults(
     for name, values in supported.items():
         if options[name] not in values:
             wanted = " or ".join(dict.fromkeys(map(repr, values)))
-            raise UserError(f"{name}={options[name]!r}: has no counterpart here; must be {wanted}")
+            value = reprlib.repr(options[name])  # aliases of YAML could make it endless
+            raise UserError(f"{name}={value}: has no counterpart here; must be {wanted}")
     return options
 
 

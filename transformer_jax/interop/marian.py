@@ -5,6 +5,7 @@ its name and value.
 """
 
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,17 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "ulr": (False,),
     "lemma-dim-emb": (0,),
     "tied-embeddings-src": (False,),
+    "input-types": ([],),
 }
 """Options by which models differ, with the values that have a counterpart here."""
+
+_READ = {
+    *_SUPPORTED,
+    *(f"transformer-{name}" for name in ("heads", "dim-ffn", "train-positions")),
+    *(f"transformer-{name}" for name in ("preprocess", "postprocess", "postprocess-top")),
+}
+_UNUSED = re.compile("transformer-(dim-aan|aan-.*|dropout.*|depth-scaling|guided-alignment-layer)")
+"""Options of other layers, and of training."""
 
 _LARGEST_OPTIONS = 1 << 16
 """Size of a file of options in bytes."""
@@ -87,6 +97,8 @@ def load(source: Path) -> Imported:
     model = read(path, digests)
     options, files = _find_vocabularies(path.parent, digests)
     vocabularies = _read_vocabularies(files, digests)
+    for shortlist in path.parent.glob("lex*.bin"):
+        read_file(shortlist, digests)  # so that translating knows which ones are the model's
     tokenizers = Tokenizers(*(each.tokenizer for each in vocabularies))
     with about(path):
         config, decode = _config(model), _search(options)
@@ -101,6 +113,9 @@ def _config(model: MarianFile) -> ModelConfig:
     if given.get("tied-embeddings-all"):
         given["tied-embeddings-src"] = False  # which it includes
     options = with_defaults(given, _SUPPORTED)
+    for name in sorted(map(str, options)):
+        if name.startswith("transformer-") and name not in _READ and not _UNUSED.fullmatch(name):
+            raise UserError(f"{name}={reprlib.repr(options[name])}: has no counterpart here")
     recurrent = options["transformer-decoder-autoreg"] == "rnn"
     if recurrent and (cell := options.get("dec-cell")) != "ssru":
         raise UserError(f"dec-cell={cell!r}: has no counterpart here; must be 'ssru'")
@@ -210,9 +225,12 @@ def _find_vocabularies(
         # Vocabularies are larger and take seconds.
         options = _read_yaml(path, digests) if path.stat().st_size < _LARGEST_OPTIONS else None
         if isinstance(options, dict) and isinstance(options.get("vocabs"), list):
-            names = [str(name) for name in options["vocabs"]]
-            if len(names) != 2 or any(Path(name).name != name for name in names):
-                raise UserError(f"{path}: vocabs={names}: must be two files in its folder")
+            names = options["vocabs"]
+            files = [name for name in names if isinstance(name, str) and Path(name).name == name]
+            if len(names) != 2 or files != names:
+                raise UserError(
+                    f"{path}: vocabs={reprlib.repr(names)}: must be two files in its folder"
+                )
             return options, [folder / name for name in names]
     models = sorted(folder.glob("*.spm"), key=lambda path: (path.name[:1] != "s", path.name))
     if len(models) not in (1, 2):
@@ -220,10 +238,10 @@ def _find_vocabularies(
     return {}, [models[0], models[-1]]
 
 
-def _read_yaml(path: Path, digests: dict[str, str]) -> Any:
+def _read_yaml(path: Path, digests: dict[str, str], loader: Any = yaml.SafeLoader) -> Any:
     data = read_file(path, digests)
     with about(f"{path}: is no YAML", yaml.YAMLError, UnicodeDecodeError):
-        return yaml.safe_load(data)
+        return yaml.load(data, loader)
 
 
 def _read_vocabularies(paths: Sequence[Path], digests: dict[str, str]) -> list[Vocabulary]:
@@ -238,21 +256,29 @@ def _read_vocabularies(paths: Sequence[Path], digests: dict[str, str]) -> list[V
             if path.suffix == ".spm":
                 read[path] = [own(read_file(path, digests))] * 2
             else:
-                sides = [path.with_name(f"{side}.spm") for side in ("source", "target")]
-                models = [read_file(each, digests) for each in sides]
-                read[path] = numbered(models, _read_yaml(path, digests))
+                models = {
+                    side: read_file(path.with_name(f"{side}.spm"), digests)
+                    for side in ("source", "target")
+                }
+                # Which takes pieces such as no and 12 for text.
+                read[path] = numbered(models, _read_yaml(path, digests, yaml.BaseLoader))
     return [read[path][side] for side, path in enumerate(paths)]
 
 
 def _search(options: Mapping[str, Any]) -> DecodeConfig:
     """Returns the search that a decoder's options describe. UserError: there is none like it."""
     if penalty := options.get("word-penalty"):
-        raise UserError(f"word-penalty={penalty!r}: has no counterpart here; must be 0")
+        penalty = reprlib.repr(penalty)
+        raise UserError(f"word-penalty={penalty}: has no counterpart here; must be 0")
+    given = {"beam-size": 4, "normalize": 0, "max-length-factor": 3} | {**options}
+    for name in ("beam-size", "normalize", "max-length-factor"):
+        if not isinstance(given[name], int | float):
+            raise UserError(f"{name}={reprlib.repr(given[name])}: must be a number")
     return DecodeConfig(
-        beam=options.get("beam-size", 4),
+        beam=int(given["beam-size"]),
         penalty="power",
-        alpha=float(options.get("normalize") or 0),
-        max_ratio=options.get("max-length-factor", 3.0),
+        alpha=float(given["normalize"]),
+        max_ratio=float(given["max-length-factor"]),
         early_stopping=True,
         suppress=("<s>", "<unk>"),
     )

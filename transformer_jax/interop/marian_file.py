@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from transformer_jax.errors import UserError, about
-from transformer_jax.interop.imported import read_file
+from transformer_jax.interop.imported import PICKLE, read_file
 
 _OPTIONS = "special:model.yml"
 _FLOAT32, _CHARACTERS, _INTGEMM8 = 0x404, 0x101, 0x4101  # types of arrays
@@ -37,6 +37,8 @@ def read(path: Path, digests: dict[str, str]) -> MarianFile:
     of unknown types."""
     data = read_file(path, digests)
     with about(path, ValueError, yaml.YAMLError, zipfile.BadZipFile, EOFError, struct.error):
+        if data[:1] == b"\x80" or b"data.pkl" in data[:128]:
+            raise UserError(PICKLE)
         arrays = _read_npz(data) if data.startswith(b"PK\3\4") else _read_bin(data)
         text = arrays.pop(_OPTIONS, None)
         if text is None:
@@ -138,6 +140,8 @@ def _read_values(name: str, kind: int, shape: tuple[int, ...], data: bytes) -> n
     if kind == _CHARACTERS:
         return values
     (multiplier,) = struct.unpack_from("<f", data, count)
+    if not 1e-30 < multiplier < math.inf:
+        raise UserError(f"{name}: has the multiplier {multiplier}; the file is damaged")
     values = values.astype(np.float32) / np.float32(multiplier)
     # Products take the transposed matrix; rows of embeddings are looked up.
     return values.reshape(shape) if name.endswith("Wemb") else values.reshape(shape[::-1]).T

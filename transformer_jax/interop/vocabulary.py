@@ -1,7 +1,8 @@
 """SentencePiece models with the ids of another file, as those of OPUS-MT and Hugging Face need."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,34 +54,41 @@ def own(model: bytes) -> Vocabulary:
     return Vocabulary(tokenizer, max(tokenizer.model_ids) + 1)
 
 
-def numbered(models: Sequence[bytes], ids: Any) -> list[Vocabulary]:
+def numbered(models: Mapping[str, bytes], ids: Any) -> list[Vocabulary]:
     """Returns vocabularies that segment like SentencePiece models, with these ids of their pieces.
 
     They have the same ids. Pieces that a model lacks are only decoded, but for names of languages,
-    which are one token each. Pieces of a model that have no id follow behind those that have.
+    which are one token each. Pieces of a model that have no id follow behind those that have; a
+    target is spelled without them, since the other model never predicts them.
 
-    ids: the id of each piece, as read from a file. UserError: a model is none of SentencePiece, or
-    the ids do not count from 0, or lack </s> or <unk>.
+    models: those of "source", "target" or both. ids: the id of each piece, as read from a file.
+    UserError: a model is none of SentencePiece, or the ids do not count from 0, or lack </s> or
+    <unk>.
     """
-    if not isinstance(ids, dict) or not all(type(name) is str for name in ids):
+    entries = chain.from_iterable(ids.items()) if isinstance(ids, dict) else [None]
+    if not all(type(each) in (str, int) for each in entries):
         raise UserError("must hold the id of each piece")
     if sorted(map(str, ids.values())) != sorted(map(str, range(len(ids)))):
         raise UserError("the ids of the pieces must be different and count from 0")
     if missing := {_EOS, _UNK} - {*ids}:
         raise UserError(f"has no piece {min(missing)}")
-    names = dict.fromkeys(sorted(ids, key=ids.__getitem__))
+    names = dict.fromkeys(sorted(map(str, ids), key=lambda name: int(ids[name])))
     languages = {f"▁{name}" for name in names if LANGUAGE.fullmatch(name)}
-    for model in models:
+    for model in models.values():
         Tokenizer(model)  # checks it
         names |= dict.fromkeys(
             each.piece
             for each in parse(model).pieces
             if each.type not in (_UNKNOWN, _CONTROL) and each.piece not in languages
         )
-    return [Vocabulary(_with_pieces(model, [*names]), len(ids)) for model in models]
+    return [
+        Vocabulary(_with_pieces(model, [*names], len(ids) if side == "target" else None), len(ids))
+        for side, model in models.items()
+    ]
 
 
-def _with_pieces(model: bytes, names: Sequence[str]) -> Tokenizer:
+def _with_pieces(model: bytes, names: Sequence[str], used: int | None) -> Tokenizer:
+    """Returns the tokenizer of a model with these pieces, of which it uses the first ones."""
     proto = parse(model)
     old = {each.piece: each for each in proto.pieces if each.type not in (_UNKNOWN, _CONTROL)}
     # So low that BPE merges nothing into such a piece before all merges of its own.
@@ -95,6 +103,8 @@ def _with_pieces(model: bytes, names: Sequence[str]) -> Tokenizer:
             kind, text = _USER_DEFINED, f"▁{name}"
         new = proto.SentencePiece(piece=text, score=unused, type=kind)
         pieces.append(old.get(name, new))
+    for each in pieces[used or len(pieces) :]:
+        each.type = _UNUSED
     spec = proto.trainer_spec
     spec.bos_piece, spec.eos_piece, spec.unk_piece, spec.pad_piece = _BOS, _EOS, _UNK, _PAD
     spec.vocab_size = len(pieces)

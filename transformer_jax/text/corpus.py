@@ -94,7 +94,9 @@ class Corpora(NamedTuple):
 
     @classmethod
     def of(cls, config: DataConfig) -> Corpora:
-        """Returns the corpora that a config names."""
+        """Returns the corpora that a config names. UserError: there is none to train on."""
+        if not config.train:
+            raise UserError("data.train=(): must name at least one corpus to train on")
         return cls(
             tuple(Corpus(name, "train", config.fields) for name in config.train),
             tuple(Corpus(name, "validation", config.fields) for name in config.dev),
@@ -128,7 +130,14 @@ def _locate(name: str, split: str) -> tuple[str, tuple[str, ...]]:
     if kind and ("," not in name or _exists(name)):
         return kind, (name,)
     if "," in name:
-        return "text", _split_at_comma(name)
+        sides = _split_at_comma(name)
+        for path in sides:
+            if kind := _kind_of_file(path):
+                raise UserError(
+                    f"corpus {name!r}: {path} holds both sides, and is a corpus alone; put a "
+                    "space between corpora, and a comma between two text files"
+                )
+        return "text", sides
     raise UserError(
         f"corpus {name!r}: must be grammar, recipes, either with :SPLIT, SOURCE,TARGET (two text"
         " files), FILE.tsv or FILE.jsonl; files may end in .gz, .xz or .bz2"

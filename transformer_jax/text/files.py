@@ -49,7 +49,13 @@ _OTHERS = {
     "a SQLite database": rb"SQLite format 3\0",
     "a Parquet file": rb"PAR1\x15",
     "an Arrow file": rb"ARROW1\0|\xff\xff\xff\xff",
-    "UTF-16 or UTF-32 text": rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff|[^\0]\0[^\0]\0|\0[^\0]\0[^\0]",
+    "a picture": rb"\x89PNG|\xff\xd8\xff|GIF8[79]a",
+    "a program": rb"\x7fELF",
+    "a pickle": rb"\x80[\2-\5]",
+    "an Office document of an old kind": rb"\xd0\xcf\x11\xe0",
+    "UTF-16 or UTF-32 text": (
+        rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff|[^\0]\0[^\0]\0|\0[^\0]\0[^\0]|[^\0]\0\0\0|\0\0\0[^\0]"
+    ),
 }
 """Files that are no text for us, each with a pattern of how it begins."""
 

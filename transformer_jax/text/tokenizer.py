@@ -235,6 +235,8 @@ def _from_files(paths: Sequence[AnyPath]) -> Tokenizers:
 
 def _from_file(path: AnyPath) -> Tokenizer:
     with about(f"tokenizer {path}", ValueError):
+        if isinstance(path, Path) and path.is_fifo():
+            raise UserError("is a pipe, and would be read twice; name a file")
         return Tokenizer(path.read_bytes())
 
 

@@ -116,7 +116,8 @@ def plan_start(
         if not new_vocabulary and source.config.tokenizer != config.tokenizer:
             origin += " without --new-vocabulary"
         free = ["tokenizer"] if new_vocabulary else []
-        free += ["layers", "decoder_layers"] if init_parts else []
+        depths = {"encoder": "layers", "decoder": "decoder_layers"}
+        free += [depths[part] for part in depths if init_parts and part not in init_parts]
         require_decided(origin, source.config, config, free)
     corpora = Corpora.of(config.data)
     if card is not None:

@@ -149,11 +149,18 @@ class Setup(StepSetup):
             f"devices: {self.describe_devices()}",
             "compiling: the training step, at the first batch of each shape; values follow every "
             f"{self.config.train.log_every} steps",
+            *self._describe_frozen(),
             *describe_end(self.config, loader.batches_per_epoch),
             *describe_mixture(self.examples.sizes, self.config.data),
             *(f"{name}: {report}" for name, report in reports.items() if report.left_out),
             *summarize(Corpora.of(self.config.data), self.tokenizers),
         ]
+
+    def _describe_frozen(self) -> list[str]:
+        parts = split(self.abstract_state.params, self.config.optimizer.frozen)
+        frozen, trained = (sum(x.size for x in jax.tree.leaves(each)) for each in parts)
+        text = f"parameters: {trained:,} are trained, and {frozen:,} are frozen"
+        return [text] if frozen else []
 
 
 def check_config(config: Config, devices: int | None = None) -> None:
@@ -231,8 +238,10 @@ def load_data(
 
 
 def load_dev_set(corpus: Corpus, tokenizers: Tokenizers, config: Config) -> DevSet:
-    """Returns a corpus to evaluate on. Its over-long pairs have no ids. UserError: it cannot be
-    read."""
+    """Returns a corpus to evaluate on. Over-long pairs, and those without a source, have no ids.
+
+    UserError: it cannot be read.
+    """
     pairs = list(corpus.pairs())  # read once, since the text is needed, too
     sources, references = map(list, zip(*pairs, strict=True))
     options: Any = {"filters": False, "pairs": pairs, "process_index": this_process()[0]}

@@ -32,6 +32,9 @@ from transformer_jax.types import Params
 SAMPLES = 3
 """Number of translations of each corpus that are shown."""
 
+LIMITS = ("max_length", "max_ratio", "min_length", "min_ratio", "no_repeat_ngrams", "suppress")
+"""Fields of `decode` that also hold for the greedy translations of training."""
+
 Metric = Callable[[Sequence[str], Sequence[str], Sequence[str]], float]
 """A metric of the user's own: (sources, outputs, references) -> a number, higher is better."""
 
@@ -104,7 +107,8 @@ class DevScores:
         loss, options = partial(eval_step, loss=loss_fn(setup.model)), setup.config.execution
         executor: Any = {"executor": options.executor, "deterministic": options.deterministic}
         self._losses = compile_step(loss, setup.mesh, **executor)
-        greedy = replace(setup.config, decode=DecodeConfig(beam=1))
+        limits = {name: getattr(setup.config.decode, name) for name in LIMITS}
+        greedy = replace(setup.config, decode=DecodeConfig(beam=1, **limits))
         self.translator = Translator(greedy, setup.tokenizers, {}, setup.mesh, cancelled=cancelled)
 
     def loss(self, params: Params, examples: Examples) -> dict[str, float]:
