@@ -30,7 +30,7 @@ from transformer_jax.benchmark.training import (
 )
 from transformer_jax.data.buckets import Shape
 
-SHAPE, BATCHES = Shape(128, 32, 32), 24
+SHAPE, BATCHES = Shape(128, 32, 32), 8
 """The batch of random ids, and the number of batches of text."""
 TURNS, SAMPLES = 5, 3
 """Turns of processes, and passes of each over its batches, whose median counts."""
