@@ -410,7 +410,9 @@ def test_a_part_is_taken_and_the_rest_is_random(
     )
     message = r"does not fit: decoder/layers_1/.*: nothing saved, float32.* wanted"
     with pytest.raises(UserError, match=message):
-        first_state(begin(init_parts=("decoder",)), setup, key)
+        first_state(begin(init_parts=("decoder/*",)), setup, key)
+    with pytest.raises(UserError, match=r"decide model\.decoder_layers=2: must be 1"):
+        begin(init_parts=("decoder",))
 
 
 @pytest.mark.long
