@@ -37,6 +37,11 @@ install_import_hook(
 )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests come first, so that no worker waits for one in the end."""
+    items.sort(key=lambda item: "test_long.py" not in item.nodeid)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips the tests marked `gpu` where there is none."""
     if item.get_closest_marker("gpu") and jax.default_backend() != "gpu":

@@ -14,9 +14,9 @@ from transformer_jax import Translator
 ROOT = Path(__file__).parents[1]
 
 
-def program(*arguments: str) -> str:
-    """The output of a command, run as users run it."""
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+def program(*arguments: str, flags: str = "") -> str:
+    """The output of a command, run as users run it, with XLA_FLAGS."""
+    environment = os.environ | {"XLA_FLAGS": flags}
     command = [sys.executable, "-m", "transformer_jax.cli.main", *arguments]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False

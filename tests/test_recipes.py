@@ -2,9 +2,11 @@
 
 import random
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
+from common import ONE_DEVICE
 from test_long import program
 
 from transformer_jax.config import load_config_file
@@ -38,11 +40,11 @@ def test_recipes_plan_at_full_size_and_train(
     path: Path, data: tuple[str, ...], tmp_path: Path
 ) -> None:
     """With one layer, 3 steps of 512 tokens."""
-    config = load_config_file(path)
-    text = program("inspect", f"--config={path}", *data, "--devices=8")
+    config, run_program = load_config_file(path), partial(program, flags=ONE_DEVICE["XLA_FLAGS"])
+    text = run_program("inspect", f"--config={path}", *data, "--devices=8")
     vocabulary = config.tokenizer.vocabulary
     assert f"\nparameters  {count_parameters(config.model, vocabulary, vocabulary):,}\n" in text
     assert re.search(r"\nmemory      ", text)
     small = ("--config.model.layers=1", "--config.data.batch-tokens=512", "--config.train.steps=3")
-    program("train", f"--config={path}", *data, *small, f"--run={tmp_path / 'run'}")
+    run_program("train", f"--config={path}", *data, *small, f"--run={tmp_path / 'run'}")
     assert run.load(tmp_path / "run").best_step() == 3

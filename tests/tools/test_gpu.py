@@ -6,6 +6,7 @@ import pytest
 from common import ONE_DEVICE, tiny
 
 from tools import gpu
+from transformer_jax.benchmark import training
 from transformer_jax.config import Config, TokenizerConfig
 
 
@@ -24,6 +25,7 @@ def test_it_measures_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     reduced |= {"DECODED": config.model, "VOCABULARY": 320, "SENTENCES": (8,), "OUTPUT": 6}
     for name, value in reduced.items():
         monkeypatch.setattr(gpu, name, value)
+    monkeypatch.setattr(training, "_start_peers", lambda *_: {})  # other tests start them
     for name, value in ONE_DEVICE.items():  # of the processes that it starts
         monkeypatch.setenv(name, value)
     found = dict(gpu.measure(list(gpu.PARTS)))
