@@ -79,8 +79,9 @@ def test_peers_pass_over_as_many_tokens_of_the_same_text(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_pytorch_is_timed_in_the_same_turns() -> None:
+def test_pytorch_is_timed_in_the_same_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed (the extra `peers`)")
+    monkeypatch.delitem(pytorch.ALLOCATORS, "default")
     for work in (full_rows(CONFIG, Shape(8, 6, 6)), real_text(TEXT, 2)):
         record = measure(work, samples=2)
         eager = [peer for peer in record["pytorch"] if peer["way"] != "compiled"]
