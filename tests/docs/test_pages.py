@@ -88,7 +88,7 @@ def run_python(text: str, space: dict[str, Any]) -> None:
 
 
 def run_shell(text: str, folder: Path) -> tuple[int, str]:
-    """The status and the output of commands, run as a reader runs them."""
+    """The status and the output of commands, as a reader runs them, but compiled as tests are."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     own = {"PATH": path, "XDG_CACHE_HOME": str(folder / "cache")}
     done = subprocess.run(

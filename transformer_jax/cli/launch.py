@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -47,7 +48,7 @@ def launch(arguments: Sequence[str], options: ProcessOptions) -> None:
             "--processes: starts its own coordinator; leave out --coordinator and --process"
         )
     if isinstance(options, Train):
-        for path in re.split("[=,\n]", "\n".join(arguments)):
+        for path in chain.from_iterable(re.split("[=,]", argument) for argument in arguments):
             if os.path.lexists(path) and Path(path).is_fifo():
                 raise UserError(f"{path}: is a pipe, which only one process can read; name a file")
     command = [*_without_processes(arguments), f"--coordinator=127.0.0.1:{free_port()}"]

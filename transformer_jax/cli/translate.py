@@ -27,10 +27,10 @@ from transformer_jax.decoding import scoring
 from transformer_jax.decoding.alignment import align_pieces, pharaoh
 from transformer_jax.decoding.translator import WINDOW, Translation, Translator
 from transformer_jax.errors import UserError, printable
+from transformer_jax.files import find_path
 from transformer_jax.interop.shortlist import Shortlist
 from transformer_jax.parallel import processes
 from transformer_jax.runs import checkpoint, run
-from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.text.files import make_rereadable, read_lines, text_digest
 from transformer_jax.text.tokenizer import Tokenizer
@@ -48,7 +48,8 @@ def translate(options: Translate, arguments: ConfigArguments) -> None:
     shortlist = None
     if options.shortlist is not None:
         shortlist = Shortlist(Path(options.shortlist), translator.tokenizers)
-        _require_same_origin(run.load(options.run[0]), shortlist, options.shortlist)
+        stored, _ = run.read_config(find_path(options.run[0]) / "config.json")
+        _require_same_origin(stored.get("provenance", {}), shortlist, options.shortlist)
         translator = translator.with_shortlist(shortlist)
     n_best = translator.config.decode.n_best
     if n_best > 1 and not options.json:
@@ -112,9 +113,9 @@ def _writing(
         yield write, count, advance
 
 
-def _require_same_origin(model: Run, shortlist: Shortlist, name: str) -> None:
+def _require_same_origin(provenance: dict[str, Any], shortlist: Shortlist, name: str) -> None:
     """UserError: an imported model came with other shortlists."""
-    digests = model.provenance.get("imported_from", {}).get("sha256", {}).items()
+    digests = provenance.get("imported_from", {}).get("sha256", {}).items()
     own = {digest for file, digest in digests if file.startswith("lex")}
     if own and own.isdisjoint(shortlist.digests.values()):
         raise UserError(

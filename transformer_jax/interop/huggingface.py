@@ -54,7 +54,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "renormalize_logits": (False, True),
     "early_stopping": (False, True, "never"),
     "diversity_penalty": (0.0,),
-    "guidance_scale": (None,),
+    "guidance_scale": (None, 1.0),
     "penalty_alpha": (None,),
     "num_return_sequences": (1,),
 }

@@ -14,7 +14,6 @@ from transformer_jax.types import Params
 NEVER = -100.0
 """Bias of the logits of ids that the other vocabulary lacks: their probability is 0 in float32."""
 
-
 PICKLE = (
     "is a pickle, which may execute code; convert it in Python, with transformers: "
     "MarianMTModel.from_pretrained(FOLDER).save_pretrained(OTHER)"

@@ -13,7 +13,7 @@ from transformer_jax.special_ids import UNK
 from transformer_jax.text.subwords import parse
 from transformer_jax.text.tokenizer import Tokenizer
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _BPE = 2
 """Types of pieces and of models in SentencePiece's file format."""
 
@@ -104,7 +104,8 @@ def _with_pieces(model: bytes, names: Sequence[str], used: int | None) -> Tokeni
         new = proto.SentencePiece(piece=text, score=unused, type=kind)
         pieces.append(old.get(name, new))
     for each in pieces[used or len(pieces) :]:
-        each.type = _UNUSED
+        if each.type == _NORMAL:  # bytes are needed as a whole
+            each.type = _UNUSED
     spec = proto.trainer_spec
     spec.bos_piece, spec.eos_piece, spec.unk_piece, spec.pad_piece = _BOS, _EOS, _UNK, _PAD
     spec.vocab_size = len(pieces)
