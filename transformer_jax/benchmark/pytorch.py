@@ -58,11 +58,24 @@ def worker(environment: dict[str, str], peer: Callable[[], Any]) -> Iterator[Wor
         yield lambda method, *arguments: pool.submit(_call, method, *arguments).result()
 
 
-class Attention:
-    """Calls `scaled_dot_product_attention` on the inputs that it holds."""
+class Peer:
+    """Times a call of PyTorch, which a subclass makes of what it loads."""
 
     def __init__(self) -> None:
-        self._call: Callable[[], list[Any]] = list
+        self.call: Callable[[], Any] = list
+
+    def time(self, count: int) -> float:
+        """Returns the mean seconds of `count` calls."""
+        return seconds_per_call(self.call, count)
+
+    def unload(self) -> None:
+        """Frees what the call holds."""
+        self.call = list
+        give_memory_back()
+
+
+class Attention(Peer):
+    """Calls `scaled_dot_product_attention` on the inputs that it loads."""
 
     def load(
         self, arrays: list[np.ndarray], platform: str, dtype: str, mask: str, direction: str
@@ -89,21 +102,12 @@ class Attention:
                 torch.cuda.synchronize()
             return results
 
-        self._call = call
+        self.call = call
         return {"version": str(torch.__version__), "threads": torch.get_num_threads()}
-
-    def time(self, count: int) -> float:
-        """Returns the mean seconds of `count` calls."""
-        return seconds_per_call(self._call, count)
 
     def run(self) -> list[np.ndarray]:
         """Returns the output and with the direction "both" the gradients, in float32."""
-        return [x.detach().float().cpu().numpy() for x in self._call()]
-
-    def unload(self) -> None:
-        """Frees the inputs."""
-        self._call = list
-        give_memory_back()
+        return [x.detach().float().cpu().numpy() for x in self.call()]
 
 
 _peers: list[Any] = []

@@ -6,23 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from transformer_jax.allocator import give_memory_back
-from transformer_jax.benchmark.timing import seconds_per_call
+from transformer_jax.benchmark.pytorch import Peer
 from transformer_jax.special_ids import PAD
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Ids of the source, of the decoder's input and of its targets, [rows, length] each."""
 
 
-class Training:
-    """Makes the usual step: embeddings, nn.Transformer, tied logits, label smoothing, fused Adam.
+class Training(Peer):
+    """Makes the usual steps: embeddings, nn.Transformer, tied logits, label smoothing, fused Adam.
 
     The weights are float32; with another type, the step runs under autocast.
     """
-
-    def __init__(self) -> None:
-        self._step: Any = None
-        self._batches: list[Any] = []
 
     def load(
         self, sizes: dict[str, Any], batches: Sequence[Arrays], platform: str, compiled: bool
@@ -42,35 +37,25 @@ class Training:
         dtype = getattr(torch, sizes["dtype"])
         autocast = {"dtype": dtype, "enabled": dtype != torch.float32}
 
-        def step(source: Any, target_in: Any, target_out: Any) -> None:
-            optimizer.zero_grad()
-            with torch.autocast(device, **autocast):
-                loss = loss_of(run(source, target_in).flatten(0, 1), target_out.flatten())
-            loss.backward()
-            optimizer.step()
-
         def move(array: np.ndarray) -> Any:
             return torch.from_numpy(array.astype(np.int64)).to(device)
 
-        self._batches = [tuple(map(move, batch)) for batch in batches]
-        self._step, self._wait = step, torch.cuda.synchronize if device == "cuda" else list
+        moved = [tuple(map(move, batch)) for batch in batches]
+
+        def call() -> None:
+            for source, target_in, target_out in moved:
+                optimizer.zero_grad()
+                with torch.autocast(device, **autocast):
+                    loss = loss_of(run(source, target_in).flatten(0, 1), target_out.flatten())
+                loss.backward()
+                optimizer.step()
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+        self.call = call
         parameters = sum(each.numel() for each in model.parameters())
         facts = {"version": str(torch.__version__), "threads": torch.get_num_threads()}
         return facts | {"parameters": parameters}
-
-    def time(self, count: int) -> float:
-        """Returns the mean seconds of `count` passes over the batches."""
-        return seconds_per_call(self._pass, count)
-
-    def _pass(self) -> None:
-        for batch in self._batches:
-            self._step(*batch)
-        self._wait()
-
-    def unload(self) -> None:
-        """Frees the model and the batches."""
-        self._step, self._batches = None, []
-        give_memory_back()
 
 
 def _model(torch: Any, sizes: dict[str, Any]) -> Any:
