@@ -21,16 +21,14 @@ MIN_LENGTH_OF_FIT = 256
 
 _GROUP = ("dtype", "batch", "mask")
 """What is equal below one heading of the table, and in one plot."""
-_CURVE = ("dtype", "mask", "direction", "batch", "kernel")
-"""What is equal in the records of one curve, which differ in their length only."""
 
 
-def table_lines(records: list[Record], previous: list[Record]) -> list[str]:
-    """Returns the lines of a case, below a heading if the previous case had another dtype, batch or
-    mask."""
-    lines = [_line(record) for record in records]
-    group = [records[0][name] for name in _GROUP]
-    if not previous or group != [previous[0][name] for name in _GROUP]:
+def table_lines(case: list[Record], before: list[Record]) -> list[str]:
+    """Returns the lines of a case, below a heading if the records before it end with another dtype,
+    batch or mask."""
+    lines = [_line(record) for record in case]
+    group = [case[0][name] for name in _GROUP]
+    if not before or group != [before[-1][name] for name in _GROUP]:
         heading = _START.format("length", "direction", "kernel")
         heading += "".join(f" {title:>{width}}" for title, width, _ in _COLUMNS)
         return ["", "{}, batch {}, mask {}".format(*group), heading, *lines]
@@ -110,14 +108,6 @@ def summary(records: list[Record]) -> dict[str, Any]:
     return values
 
 
-def _grouped(records: list[Record], names: tuple[str, ...]) -> list[list[Record]]:
-    """Returns the records in groups with equal values of these names."""
-    groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
-    for r in records:
-        groups[tuple(r[name] for name in names)].append(r)
-    return list(groups.values())
-
-
 def exponent(records: list[Record], value: str) -> float | None:
     """Returns p of value ∝ length^p by least squares, or None below two lengths with a value."""
     long = [r for r in records if r["length"] >= MIN_LENGTH_OF_FIT and r.get(value)]
@@ -136,11 +126,14 @@ def curves(records: list[Record]) -> dict[str, dict[str, list[tuple[int, float]]
     shown = [r for r in records if "median_s" in r and first.items() <= r.items()]
 
     def panel(direction: str, value: str, scale: float) -> dict[str, list[tuple[int, float]]]:
+        kernels: dict[str, list[Record]] = defaultdict(list)
+        for r in shown:
+            if r["direction"] == direction and r.get(value):
+                kernels[r["kernel"]].append(r)
         lines: dict[str, list[tuple[int, float]]] = {}
-        with_value = [r for r in shown if r["direction"] == direction and r.get(value)]
-        for curve in _grouped(with_value, _CURVE):
-            power, name = exponent(curve, value), curve[0]["kernel"]
-            name += "" if power is None else f": T^{power:.1f}"
+        for kernel, curve in kernels.items():
+            power = exponent(curve, value)
+            name = kernel if power is None else f"{kernel}: T^{power:.1f}"
             lines[name] = [(r["length"], scale * r[value]) for r in curve]
         return lines
 

@@ -25,10 +25,8 @@ def run(options: BenchAttention) -> None:
             folder.mkdir(parents=True, exist_ok=True)
     command = " ".join(["transformer-jax bench attention", *sys.argv[3:]])
     records: list[attention_report.Record] = []
-    previous: list[attention_report.Record] = []
     for case in measured:
-        print("\n".join(attention_report.table_lines(case, previous)), flush=True)
+        print("\n".join(attention_report.table_lines(case, records)), flush=True)
         records += case
-        previous = case
         if options.out is not None:  # after each case, since the last ones take longest
             attention_report.write(options.out, command, options, records)
