@@ -210,16 +210,15 @@ def _time(
     PyTorch with its faster allocator."""
     call, flops = matmuls(case)
     timers = [*(each.time for each in (*ours, *peers)), timer(call)]
-    samples = [*time_in_turns(dict(enumerate(timers)), MAX_SAMPLES, MAX_SECONDS).values()]
-    peak = flops / min(samples.pop().values)
-    reported = list(zip(ours, samples, strict=False))
-    torch = None
+    *samples, alone = time_in_turns(dict(enumerate(timers)), MAX_SAMPLES, MAX_SECONDS).values()
+    peak = flops / min(alone.values)
+    reported, torch = list(zip([*ours, *peers], samples, strict=True)), None
     if peers:
-        of_peers = list(zip(peers, samples[len(ours) :], strict=True))
+        of_peers = reported[len(ours) :]
         fastest, torch = min(of_peers, key=lambda each: each[1].median)
         medians = {each.record["allocator"]: times.median for each, times in of_peers}
         fastest.record["median_s_by_allocator"] = medians
-        reported.append((fastest, torch))
+        reported[len(ours) :] = [(fastest, torch)]
     mask = np.tri(case.length, dtype=bool)[None] if case.mask == "causal" else None
     true = exact(inputs, mask, all_heads=case.length <= MAX_LENGTH_ALL_HEADS)
     return [

@@ -62,8 +62,7 @@ class Workload(NamedTuple):
     @property
     def shapes(self) -> list[Shape]:
         """The shape of each batch."""
-        both = [(batch.source.shape, batch.target_out.shape) for batch in self.batches]
-        return [Shape(rows, source, target) for (rows, source), (_, target) in both]
+        return [Shape(*batch.source.shape, batch.target_out.shape[1]) for batch in self.batches]
 
 
 def full_rows(config: Config, shape: Shape) -> Workload:

@@ -85,8 +85,7 @@ def ideal_seconds_fn(setup: Setup) -> Callable[[Batch], float]:
     flops = cache(costs.flops)
 
     def ideal_seconds(batch: Batch) -> float:
-        rows, source = batch.source.shape
-        return flops(Shape(rows, source, batch.target_out.shape[1])) / peak
+        return flops(Shape(*batch.source.shape, batch.target_out.shape[1])) / peak
 
     return ideal_seconds
 
