@@ -13,7 +13,7 @@ from transformer_jax.flops import count_flops
 from transformer_jax.parallel.devices import find_accelerator
 from transformer_jax.parallel.mesh import make_mesh
 from transformer_jax.training.planning import StepCosts
-from transformer_jax.training.setup import StepSetup, empty_batch, prepare_step
+from transformer_jax.training.setup import StepSetup, abstract_batch, prepare_step
 
 SHAPES = (Shape(16, 24, 40), Shape(40, 64, 48))
 
@@ -45,7 +45,7 @@ def test_operations_are_those_of_the_step_at_each_shape(name: str) -> None:
     alone = replace(setup, model=setup.model.clone(kernel="reference"))
     costs = StepCosts(setup)
     for shape in SHAPES if packing else SHAPES[:1]:
-        arguments = setup.abstract_state, empty_batch(shape, packing), jax.random.key(0)
+        arguments = setup.abstract_state, abstract_batch(shape, packing), jax.random.key(0)
         assert costs.flops(shape) == count_flops(alone.update, *arguments)
 
 
@@ -53,7 +53,7 @@ def test_operations_are_within_a_tenth_of_what_xla_counts() -> None:
     """XLA also counts the operations outside matmuls, and a loop's body once: there is no loop."""
     setup = setup_of(tiny(d_model=128, d_ff=512, max_length=64))
     shape = Shape(8, 24, 32)
-    arguments = setup.abstract_state, empty_batch(shape), jax.random.key(0)
+    arguments = setup.abstract_state, abstract_batch(shape), jax.random.key(0)
     counted = jax.jit(setup.update).lower(*arguments).cost_analysis()
     assert counted is not None
     assert StepCosts(setup).flops(shape) == pytest.approx(counted["flops"], rel=0.1)

@@ -35,7 +35,7 @@ from transformer_jax.training.initialization import params_from
 from transformer_jax.training.planning import compile_training_step
 from transformer_jax.training.reporters import MetricsFile, Record, read_metrics
 from transformer_jax.training.resume import Progress, first_state, plan_start
-from transformer_jax.training.setup import empty_batch, loss_fn, prepare, set_up
+from transformer_jax.training.setup import abstract_batch, loss_fn, prepare, set_up
 from transformer_jax.training.signals import StopRequest
 from transformer_jax.training.trainer import Trainer, train
 from transformer_jax.types import Batch
@@ -510,7 +510,7 @@ def test_a_deterministic_run_asks_the_compiler_for_it(
     with Checkpoints(tmp_path / "checkpoints", 1) as checkpoints:
         metrics = MetricsFile(tmp_path / "metrics.jsonl")
         trainer = Trainer(setup, finished, checkpoints, metrics, (), StopRequest())
-    step = trainer.update.lower(setup.abstract_state, empty_batch(shape), jax.random.key(0))
+    step = trainer.update.lower(setup.abstract_state, abstract_batch(shape), jax.random.key(0))
     compilations: list[Callable[[], Any]] = [
         step.compile,
         lambda: compile_training_step(setup, shape),

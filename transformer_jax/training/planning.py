@@ -26,7 +26,7 @@ from transformer_jax.models.parameter_paths import split
 from transformer_jax.parallel import mesh as meshes
 from transformer_jax.parallel.devices import find_accelerator, usable_host_memory
 from transformer_jax.parallel.parameters import with_shardings
-from transformer_jax.training.setup import Setup, StepSetup, empty_batch, prepare_step
+from transformer_jax.training.setup import Setup, StepSetup, abstract_batch, prepare_step
 from transformer_jax.training.step import train_only
 from transformer_jax.types import Batch, Size, unconstrained
 
@@ -103,8 +103,7 @@ def _trace(setup: StepSetup, remat: str, shape: Shape | None) -> tuple[Size, Siz
         _, backward, _ = jax.vjp(lambda p: part(p, batch, key, averages), trained, has_aux=True)
         return backward, backward(jnp.ones(()))
 
-    packed = config.data.packing
-    batch = empty_batch(shape, packed) if shape else _symbolic_batch(packed, config.model.labels)
+    batch = abstract_batch(shape or _symbolic_shape(config.model.labels), config.data.packing)
     trace = jax.make_jaxpr(traced, return_shape=True)
     closed, (backward, _) = trace(state.params, batch, jax.random.key(0), state.averages)
     kept = closed.jaxpr.outvars[: len(jax.tree.leaves(backward))]
@@ -113,13 +112,9 @@ def _trace(setup: StepSetup, remat: str, shape: Shape | None) -> tuple[Size, Siz
     return count_matmuls(closed.jaxpr), saved
 
 
-def _symbolic_batch(packed: bool, labels: int | None) -> Batch:
+def _symbolic_shape(labels: int | None) -> Shape:
     constraints = [] if labels is None else [f"target <= {labels + 1}"]
-    rows, source, target = export.symbolic_shape("rows, source, target", constraints=constraints)
-    sources = jax.ShapeDtypeStruct((rows, source), jnp.int32)
-    targets = jax.ShapeDtypeStruct((rows, target), jnp.int32)
-    more = (sources, sources, targets, targets) if packed else ()
-    return Batch(sources, targets, targets, *more)
+    return Shape(*export.symbolic_shape("rows, source, target", constraints=constraints))
 
 
 def _evaluate(polynomial: Any, shape: Shape) -> int:
@@ -194,7 +189,7 @@ class Planner:
         gathers. XLA fuses some of it away, splits some of it over `tensor`, and needs more buffers.
         """
         shape, mesh, params = self.shape(shape), self.setup.mesh, self._params_bytes
-        batch = empty_batch(shape, self.config.data.packing)
+        batch = abstract_batch(shape, self.config.data.packing)
         shards, microbatches = meshes.data_parallel_size(mesh), self.setup.microbatches
         rows = shape.rows * (2 if self.config.optimizer.r_drop else 1)
         logits = rows * shape.target * self._vocabularies[1] * 4 // mesh.shape[meshes.TENSOR]
@@ -307,7 +302,8 @@ def compile_training_step(setup: StepSetup, shape: Shape) -> Any:
         sharding = NamedSharding(setup.mesh, meshes.partition(names))
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    batch = jax.tree.map(partial(placed, ("batch",)), empty_batch(shape, setup.config.data.packing))
+    batch = abstract_batch(shape, setup.config.data.packing)
+    batch = jax.tree.map(partial(placed, ("batch",)), batch)
     key = placed((), jax.eval_shape(jax.random.key, 0))
     return setup.compile_update().lower(setup.abstract_state, batch, key).compile()
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -101,8 +100,8 @@ class StepSetup:
     def init(self, key: Key) -> TrainState:
         """Returns the state before the first update, a pure function of `key`."""
         model = self.model.clone(constrain=unconstrained, shards=1)  # a row cannot be split
-        batch = jax.tree.map(jnp.asarray, empty_batch(Shape(1, 2, 2)))
-        initialized: Any = model.init_with_output(key, batch, key)
+        ids = jnp.full((1, 2), PAD, jnp.int32)
+        initialized: Any = model.init_with_output(key, Batch(ids, ids, ids), key)
         output, variables = initialized
         return self._first_state(output, variables["params"])
 
@@ -268,10 +267,9 @@ def prepare_step(config: Config, vocabularies: tuple[int, int], mesh: meshes.Any
     return StepSetup(config, model, optimizer, mesh)
 
 
-def empty_batch(shape: Shape, packed: bool = False) -> Batch:
-    """Returns a batch that consists of padding."""
-    source = np.full((shape.rows, shape.source), PAD, np.int32)
-    target = np.full((shape.rows, shape.target), PAD, np.int32)
-    if packed:
-        return Batch(source, target, target, source, source, target, target)
-    return Batch(source, target, target)
+def abstract_batch(shape: Shape, packed: bool = False) -> Batch:
+    """Returns the shapes and types of the arrays of a batch, whose sizes may be symbolic."""
+    source = jax.ShapeDtypeStruct((shape.rows, shape.source), jnp.int32)
+    target = jax.ShapeDtypeStruct((shape.rows, shape.target), jnp.int32)
+    more = (source, source, target, target) if packed else ()
+    return Batch(source, target, target, *more)
