@@ -57,21 +57,21 @@ class Meter:
     ) -> None:
         self._config, self._batches_per_epoch, self._report = config, batches_per_epoch, report
         self._learning_rate = learning_rate(config.optimizer, config.model.d_model)
-        self._began = self._since = time.monotonic()
-        self._earlier = seconds
-        self._compiling = 0.0  # seconds, in this process
+        self._sums = sums or Sums()
+        now = time.monotonic()  # from which earlier processes go back
+        self._began, self._since = now - seconds, now - self._sums.seconds
+        self._unpaced = seconds  # of earlier processes, and of compilation in this one
         self._compiled: set[tuple[int, ...]] = set()
         self._pending: tuple[int, Metrics, Loaded, float] | None = None
-        self._sums = sums or Sums()
         self._first_share = self._share(step, seconds)
 
     def sums(self) -> Sums:
         """Returns the sums since the last record."""
-        return replace(self._sums, seconds=self._sum_seconds(), metrics=dict(self._sums.metrics))
+        return replace(self._sums, seconds=time.monotonic() - self._since)
 
     def seconds(self) -> float:
         """Returns the training time of the run in seconds, over all of its processes."""
-        return self._earlier + self._elapsed()
+        return time.monotonic() - self._began
 
     def progress(self, step: int) -> tuple[float, float | None]:
         """Returns the fraction of training that is done, and the seconds that are left, if known.
@@ -83,7 +83,7 @@ class Meter:
         done = share - self._first_share
         if done <= 0:
             return share, None
-        return share, (self._elapsed() - self._compiling) * (1 - share) / done
+        return share, (self.seconds() - self._unpaced) * (1 - share) / done
 
     def _share(self, step: int, seconds: float) -> float:
         """Returns the fraction of training that is done, by the limit that comes first."""
@@ -92,9 +92,6 @@ class Meter:
         shares = [step / limit for limit in steps if limit]
         shares += [seconds / (60 * limits.minutes)] if limits.minutes else []
         return min(float(max(shares)), 1.0)
-
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._began
 
     @contextmanager
     def dispatching(self, batch: Batch) -> Iterator[None]:
@@ -105,7 +102,7 @@ class Meter:
         yield
         if shape not in self._compiled:
             self._compiled.add(shape)
-            self._compiling += (seconds := time.monotonic() - began)
+            self._unpaced += (seconds := time.monotonic() - began)
             self._since += seconds
 
     def add(self, step: int, metrics: Metrics, loaded: Loaded, ideal: float = 0.0) -> None:
@@ -168,7 +165,7 @@ class Meter:
         return float(np.asarray(self._learning_rate(step - 1 - self._sums.skipped)))
 
     def _record(self, step: int, epoch: int) -> None:
-        sums, elapsed = self._sums, self._sum_seconds()
+        sums, elapsed = self._sums, time.monotonic() - self._since
         share, left = self.progress(step)
         values: dict[str, Any] = {name: x / sums.steps for name, x in sums.metrics.items()}
         del values["tokens"]
@@ -188,10 +185,6 @@ class Meter:
         self._since = time.monotonic()
         carried = {"target_tokens", "skipped", "skipped_in_row"}
         self._sums = Sums(**{name: getattr(sums, name) for name in carried})
-
-    def _sum_seconds(self) -> float:
-        """Returns the seconds that the summed steps have taken."""
-        return self._sums.seconds + time.monotonic() - self._since
 
     @contextmanager
     def paused(self) -> Iterator[None]:
