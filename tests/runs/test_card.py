@@ -121,11 +121,10 @@ def test_a_card_gives_the_start(path: Path, finished: Run, tmp_path: Path, capsy
     line = error_line(["train", f"--from-card={path}", f"--run={tmp_path / 'r'}", other], capsys)
     assert f"card {path}: the run starts with random parameters; leave out {other}" in line
     assert not (tmp_path / "r").exists()
-    start = {"init_from": {"run": "runs/first", "options": ["--new-vocabulary"]}}
-    partly = card.Card("c", finished.config, start)
-    partly.require_start("runs/first", ["--new-vocabulary"])
+    start = {"run": "runs/first", "options": ["--new-vocabulary"]}
+    card.require_start("c", start, "runs/first", ["--new-vocabulary"])
     with pytest.raises(UserError, match="of runs/first; give --init-from with --new-vocabulary"):
-        partly.require_start("runs/first", ["--init-parts=encoder"])
+        card.require_start("c", start, "runs/first", ["--init-parts=encoder"])
 
 
 @pytest.mark.parametrize("name", results_with_cards())

@@ -43,21 +43,6 @@ class Card:
                 "those, or give --any-versions for a run that may differ"
             )
 
-    def require_start(self, init_from: epath.PathLike | None, options: list[str]) -> None:
-        """UserError: the run starts with the parameters of another, and `init_from` is None or
-        `options` say that others are taken; or it does not, and `init_from` names one."""
-        start = self.provenance.get("init_from")
-        begins = f"card {self.name}: the run starts with"
-        if start is None and init_from is not None:
-            raise UserError(f"{begins} random parameters; leave out --init-from={init_from}")
-        if start is not None and init_from is None:
-            raise UserError(f"{begins} the parameters of {start['run']}; give --init-from")
-        if start is not None and (wanted := start.get("options", [])) != options:
-            which = " ".join(wanted) or "no other option"
-            raise UserError(
-                f"{begins} other parameters of {start['run']}; give --init-from with {which}"
-            )
-
     def require_data(self, corpora: Corpora) -> None:
         """Checks that the corpora are those of the card, wherever their files are.
 
@@ -87,6 +72,32 @@ class Card:
             f"{problem}; it must have this SHA-256: {', '.join(needed or [digest])}; "
             f"--config.data.{part} names files elsewhere"
         )
+
+
+def require_start(
+    begins: str,
+    start: dict[str, Any] | None,
+    init_from: epath.PathLike | None,
+    options: list[str],
+    otherwise: str = "",
+) -> None:
+    """Checks that a run starts with the parameters that it has started with before.
+
+    begins, otherwise: the beginning of the message, and its end after what to do. start: what the
+    run's provenance holds as "init_from". UserError: the run starts with the parameters of another,
+    and `init_from` is None or `options` say that others are taken; or it does not, and `init_from`
+    names one.
+    """
+    if start is None and init_from is not None:
+        remedy = f"random parameters; leave out --init-from={init_from}"
+    elif start is not None and init_from is None:
+        remedy = f"the parameters of {start['run']}; give --init-from={start['run']}"
+    elif start is not None and (wanted := start.get("options", [])) != options:
+        which = " ".join(wanted) or "no other option"
+        remedy = f"other parameters of {start['run']}; give --init-from with {which}"
+    else:
+        return
+    raise UserError(f"{begins} {remedy}{otherwise}")
 
 
 def make(trained: Run) -> dict[str, Any]:

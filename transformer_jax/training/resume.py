@@ -22,7 +22,7 @@ from transformer_jax.parallel.compile import compile_function
 from transformer_jax.parallel.parameters import partition_tree
 from transformer_jax.runs import checkpoint, manifest
 from transformer_jax.runs import run as runs
-from transformer_jax.runs.card import Card
+from transformer_jax.runs.card import Card, require_start
 from transformer_jax.runs.run import Run
 from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpora
@@ -121,7 +121,8 @@ def plan_start(
         require_decided(origin, source.config, config, free)
     corpora = Corpora.of(config.data)
     if card is not None:
-        card.require_start(init_from, options)
+        begins = f"card {card.name}: the run starts with"
+        require_start(begins, card.provenance.get("init_from"), init_from, options)
         card.require_data(corpora)
     now = _provenance(corpora)
     if source is not None:
@@ -256,33 +257,20 @@ def _source(
     continued: the run to continue, without checkpoints. UserError: it was to start with other
     parameters.
     """
-    begun = continued.provenance.get("init_from") if continued else None
-    folder, option = f"run {continued.folder}" if continued else "", f"--init-from={init_from}"
-    if begun is not None and init_from is None:
-        raise UserError(
-            f"{folder}: has no checkpoint yet, and starts with the parameters of another "
-            f"run; give --init-from={begun['run']} again"
-        )
+    begun, run, otherwise = None, "", ", or name another folder"
+    if continued is not None:
+        begun, run = continued.provenance.get("init_from"), f"run {continued.folder}"
+        begins = f"{run}: has no checkpoint yet, and starts with"
+        require_start(begins, begun, init_from, options, otherwise)
     if init_from is None:
         return None
-    if continued is not None and begun is None:
-        raise UserError(
-            f"{option}: {folder} has begun without it; leave it out, or name another folder"
-        )
     source = runs.load(init_from)
     source.require_float32()
     now = _identity(source, options)
     if begun is not None and begun.get("params", now["params"]) != now["params"]:
         raise UserError(
-            f"{option}: the parameters of its step {now['step']} are not those that {folder} "
-            f"starts with, of {begun['run']}, step {begun['step']}; give those, or name another "
-            "folder"
-        )
-    if begun is not None and (before := begun.get("options", [])) != options:
-        which = " ".join(before) or "all parameters and the same vocabulary"
-        raise UserError(
-            f"{option}: {folder} has begun with {which}; give the same options, or name another "
-            "folder"
+            f"--init-from={init_from}: the parameters of its step {now['step']} are not those that "
+            f"{run} starts with, of {begun['run']}, step {begun['step']}; give those{otherwise}"
         )
     return source
 
