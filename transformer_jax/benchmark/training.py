@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from transformer_jax.benchmark import pytorch
 from transformer_jax.benchmark.pytorch import Worker, failure_in
@@ -27,7 +26,6 @@ from transformer_jax.models.parameter_paths import split
 from transformer_jax.parallel.compile import compile_function
 from transformer_jax.parallel.devices import peak_memory
 from transformer_jax.parallel.mesh import local_shard, make_mesh, replicate, shard_batch
-from transformer_jax.parallel.parameters import partition_tree
 from transformer_jax.special_ids import EOS, PAD
 from transformer_jax.training.planning import Planner, compile_training_step, device_memory
 from transformer_jax.training.setup import StepSetup, check_config, load_data, prepare_step
@@ -55,7 +53,6 @@ class Workload(NamedTuple):
     """The batches that all contenders pass over. examples: what they are made of; None: random."""
 
     setup: StepSetup
-    mesh: Mesh
     batches: list[Batch]
     examples: Examples | None
 
@@ -84,7 +81,7 @@ def full_rows(config: Config, shape: Shape) -> Workload:
     draw = partial(np.random.default_rng(0).integers, EOS + 1, size, dtype=np.int32)
     target = draw(size=(shape.rows, shape.target))
     batch = Batch(draw(size=(shape.rows, shape.source)), target, target)
-    return Workload(setup, mesh, [batch], None)
+    return Workload(setup, [batch], None)
 
 
 def real_text(config: Config, count: int) -> Workload:
@@ -95,7 +92,7 @@ def real_text(config: Config, count: int) -> Workload:
     setup = prepare_step(config, data.tokenizers.sizes, mesh)
     loader = Loader(data.examples, config, local_shard(mesh, setup.microbatches))
     batches = [loaded.batch for loaded in islice(loader.batches(), count)]
-    return Workload(setup, mesh, batches, data.examples)
+    return Workload(setup, batches, data.examples)
 
 
 def measure(work: Workload, samples: int) -> Record:
@@ -125,7 +122,7 @@ def measure(work: Workload, samples: int) -> Record:
         timers = {name: timer(call) for name, call in calls.items()}
         timers |= {name: partial(peer.ask, "time") for name, peer in started.items() if peer.ready}
         times = time_in_turns(timers, samples, MAX_SECONDS)
-    floor = _seconds_of_matmuls(work) if work.mesh.size == 1 else None
+    floor = _seconds_of_matmuls(work) if setup.mesh.size == 1 else None
     step, forward, both = (times[name] for name in ("step", "forward", "gradients"))
     return record | {
         "step": _summary(step, tokens),
@@ -169,11 +166,10 @@ def passes(work: Workload) -> tuple[dict[str, Callable[[], Any]], dict[str, floa
     """Returns calls that pass over the batches: with the loss alone, with its gradients, and with
     whole steps; and the seconds of a first step, when its program is compiled, and when JAX's cache
     holds it."""
-    setup, mesh = work.setup, work.mesh
+    setup, mesh = work.setup, work.setup.mesh
     key = replicate(jax.random.key(0), mesh)
     batches = [shard_batch(batch, mesh) for batch in work.batches]
-    specs = partition_tree(setup.abstract_state, mesh)
-    init, first_s = compile_function(setup.init, mesh, result=specs), {}
+    init, first_s = setup.compile_init(), {}
     for name in ("compiled", "cached"):
         jax.clear_caches()
         state, began, update = init(key), time.perf_counter(), setup.compile_update()

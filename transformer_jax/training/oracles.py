@@ -10,13 +10,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.models.embedding import Embedding
 from transformer_jax.models.make import abstract_model
 from transformer_jax.models.transformer import Model
-from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.mesh import shard_batch
 from transformer_jax.parallel.parameters import shard_tree
 from transformer_jax.special_ids import PAD
@@ -161,13 +159,12 @@ def padding_error(model: Model, params: Params, batch: Batch) -> float:
 def gradient(setup: StepSetup, params: Params, batch: Batch) -> tuple[Params, float]:
     """Returns the gradient of the summed loss of a step, and the sum, without dropout."""
     mesh, averages = setup.mesh, {n: jnp.zeros(()) for n in setup.abstract_state.averages}
-    assert isinstance(mesh, Mesh)
 
     def step(params: Params, batch: Batch, reduce: Any = lambda tree: tree) -> Any:
         options = {"loss": setup.loss, "accumulate": setup.microbatches}
         return reduce(gradients(params, batch, None, averages, **options)[:2])
 
-    run = compile_step(step, mesh, params, executor=setup.config.execution.executor)
+    run = setup.compile(step, params)
     computed, total = run(shard_tree(params, mesh), shard_batch(batch, mesh))
     return jax.tree.map(np.asarray, computed), float(total)
 

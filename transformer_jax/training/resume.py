@@ -18,8 +18,6 @@ from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath
 from transformer_jax.models.parameter_paths import merge, restrict
 from transformer_jax.parallel import processes
-from transformer_jax.parallel.compile import compile_function
-from transformer_jax.parallel.parameters import partition_tree
 from transformer_jax.runs import checkpoint, manifest
 from transformer_jax.runs import run as runs
 from transformer_jax.runs.card import Card, require_start
@@ -146,8 +144,7 @@ def first_state(start: Start, setup: Setup, key: Key) -> tuple[TrainState, Progr
     # Another process may have saved since `start` was planned, and before this one had the lock.
     if start.continued is not None and (stored := restored(start.continued, setup)):
         return *stored, []
-    specs = partition_tree(setup.abstract_state, setup.mesh)
-    state = compile_function(setup.init, setup.mesh, result=specs)(key)
+    state = setup.compile_init()(key)
     if start.source is None:
         return state, Progress(), []
     taken, lines = params_from(start.source, setup, start.parts)

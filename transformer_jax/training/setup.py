@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
 from transformer_jax.config import Config
 from transformer_jax.data.buckets import Shape
@@ -24,9 +23,9 @@ from transformer_jax.models.make import abstract_model, check_model, check_packi
 from transformer_jax.models.parameter_paths import by_path, select, split
 from transformer_jax.models.transformer import Model
 from transformer_jax.parallel import mesh as meshes
-from transformer_jax.parallel.compile import compile_step
+from transformer_jax.parallel.compile import compile_function, compile_step
 from transformer_jax.parallel.model import shard_model
-from transformer_jax.parallel.parameters import with_shardings
+from transformer_jax.parallel.parameters import partition_tree, with_shardings
 from transformer_jax.parallel.processes import this_process
 from transformer_jax.special_ids import PAD
 from transformer_jax.text.corpus import Corpora, Corpus
@@ -68,7 +67,7 @@ class StepSetup:
     config: Config
     model: Model
     optimizer: optax.GradientTransformation
-    mesh: meshes.AnyMesh
+    mesh: Any  # a `Mesh` or, for a step that can be planned but not run, an `AbstractMesh`
 
     @property
     def microbatches(self) -> int:
@@ -118,19 +117,26 @@ class StepSetup:
         traced = abstract_model(model.config, model.source_vocabulary, model.target_vocabulary)
         return with_shardings(jax.eval_shape(self._first_state, *traced), self.mesh)
 
-    def compile_update(self) -> Any:
-        """Returns `update`, compiled with `compile_step` for the mesh, which must be of devices."""
+    def compile(self, step: Callable[..., Any], state: Any = None) -> Any:
+        """Returns a step, compiled with `compile_step` for the mesh, which must be of devices."""
         execution = self.config.execution
         options: Any = {"executor": execution.executor, "deterministic": execution.deterministic}
-        assert isinstance(self.mesh, Mesh)
-        return compile_step(self.update, self.mesh, self.abstract_state, **options)
+        return compile_step(step, self.mesh, state, **options)
+
+    def compile_update(self) -> Any:
+        """Returns `update`, compiled with `compile`."""
+        return self.compile(self.update, self.abstract_state)
+
+    def compile_init(self) -> Any:
+        """Returns `init`, compiled for the mesh, which must be of devices."""
+        specs = partition_tree(self.abstract_state, self.mesh)
+        return compile_function(self.init, self.mesh, result=specs)
 
 
 @dataclass(frozen=True)
 class Setup(StepSetup):
     """Everything that training needs."""
 
-    mesh: Mesh
     tokenizers: Tokenizers
     examples: Examples
     dev: dict[str, DevSet]

@@ -22,7 +22,6 @@ from transformer_jax.decoding.scoring import Scorer
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError, printable
 from transformer_jax.parallel import processes
-from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.mesh import local_shard, shard_batch
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.training.setup import DevSet, Setup, load_dev_set
@@ -104,9 +103,7 @@ class DevScores:
         self, setup: Setup, cancelled: Callable[[], bool], metric: Metric | None = None
     ) -> None:
         self._setup, self._cancelled, self._metric = setup, cancelled, metric
-        loss, options = partial(eval_step, loss=loss_fn(setup.model)), setup.config.execution
-        executor: Any = {"executor": options.executor, "deterministic": options.deterministic}
-        self._losses = compile_step(loss, setup.mesh, **executor)
+        self._losses = setup.compile(partial(eval_step, loss=loss_fn(setup.model)))
         limits = {name: getattr(setup.config.decode, name) for name in LIMITS}
         greedy = replace(setup.config, decode=DecodeConfig(beam=1, **limits))
         self.translator = Translator(greedy, setup.tokenizers, {}, setup.mesh, cancelled=cancelled)
