@@ -44,16 +44,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         # The reader of the output has ended, which is no error. Python would report it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         _exit(128 + signal.SIGPIPE)
-    except (UserError, OSError) as error:
-        if "--debug" in arguments:
+    except (UserError, OSError, RuntimeError) as error:
+        message = str(error)
+        if no_memory := message.startswith("RESOURCE_EXHAUSTED"):  # one of JAX
+            message = f"{message.splitlines()[0]}; needs smaller batches or beams"
+        if "--debug" in arguments or (isinstance(error, RuntimeError) and not no_memory):
             raise
-        print(f"transformer-jax: error: {printable(one_line(str(error)))}", file=sys.stderr)
-        _exit(2)
-    except RuntimeError as error:  # one of JAX
-        if "--debug" in arguments or not str(error).startswith("RESOURCE_EXHAUSTED"):
-            raise
-        reason = printable(str(error).splitlines()[0])
-        print(f"transformer-jax: error: {reason}; needs smaller batches or beams", file=sys.stderr)
+        print(f"transformer-jax: error: {printable(one_line(message))}", file=sys.stderr)
         _exit(2)
     except KeyboardInterrupt:
         _exit(128 + signal.SIGINT, now=argv is None)  # programs may be being compiled

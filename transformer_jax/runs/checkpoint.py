@@ -113,7 +113,12 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._remove_unfinished()
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self.close(together=kind is None)  # other processes may not know of an exception
+        """Waits and releases the background threads. OSError: the last save has failed."""
+        try:
+            self.wait(together=kind is None)  # other processes may not know of an exception
+        finally:
+            self._background.shutdown()
+            self._orbax.close()
 
     def save(
         self, step: int, trees: dict[str, Any], progress: dict[str, Any], *, best: bool = False
@@ -143,14 +148,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._remove_unfinished()
         if error is not None:
             raise error
-
-    def close(self, together: bool = True) -> None:
-        """Waits and releases the background threads. OSError: the last save has failed."""
-        try:
-            self.wait(together)
-        finally:
-            self._background.shutdown()
-            self._orbax.close()
 
     def _unused_name(self, step: int) -> str:
         """Returns a name for a new checkpoint that comes after all others of this step.

@@ -117,7 +117,7 @@ def create(run: Run, save: Callable[[AnyPath], None] = lambda _: None) -> Run:
     return run
 
 
-def update(old: Run, config: Config) -> Run:
+def update(old: Run, config: Config) -> None:
     """Stores a config that differs in fields that are not compared, such as those of the search.
 
     Deletes temporary files that killed processes have left.
@@ -127,7 +127,6 @@ def update(old: Run, config: Config) -> Run:
             remains.unlink(missing_ok=True)
     path = old.folder / "config.json"
     _write(path, _read(path) | {"config": to_json(config)})
-    return dataclasses.replace(old, config=config)
 
 
 def average(source: Run, steps: Sequence[int], folder: epath.PathLike) -> Run:
@@ -197,10 +196,8 @@ def _is_free(folder: AnyPath) -> bool:
 
 def _stored(folder: AnyPath) -> tuple[dict[str, Any], Config]:
     """Returns the contents of the run's config.json, and the config in it. UserError: as `load`."""
-    if not folder.is_dir():
-        raise UserError(f"run {folder}: no such folder")
     if not exists(folder):
-        raise UserError(f"run {folder}: is empty")
+        raise UserError(f"run {folder}: {'is empty' if folder.is_dir() else 'no such folder'}")
     return read_config(folder / "config.json")
 
 

@@ -233,10 +233,7 @@ def load_data(
     if tokenizers is None:
         tokenizers = tokenizers_of(corpora.train, config, index)
     examples = tokenize(corpora.train, tokenizers, config, filters=True, process_index=index)
-    dev: dict[str, DevSet] = {}
-    for corpus in corpora.dev:
-        dev[corpus.name] = load_dev_set(corpus, tokenizers, config)
-        warn_of_unspaced(corpus.name, dev[corpus.name].references, config.train.tokenize)
+    dev = {corpus.name: load_dev_set(corpus, tokenizers, config) for corpus in corpora.dev}
     for each in (examples, *(corpus.examples for corpus in dev.values())):
         check_labels(config.model, int(each.lengths.longest()[1]))
     return TrainingData(tokenizers, examples, dev)
@@ -245,12 +242,13 @@ def load_data(
 def load_dev_set(corpus: Corpus, tokenizers: Tokenizers, config: Config) -> DevSet:
     """Returns a corpus to evaluate on. Over-long pairs, and those without a source, have no ids.
 
-    UserError: it cannot be read.
+    Warns if its scores would have no meaning. UserError: it cannot be read.
     """
     pairs = list(corpus.pairs())  # read once, since the text is needed, too
     sources, references = map(list, zip(*pairs, strict=True))
     options: Any = {"filters": False, "pairs": pairs, "process_index": this_process()[0]}
     examples = tokenize([corpus], tokenizers, config, **options)
+    warn_of_unspaced(corpus.name, references, config.train.tokenize)
     return DevSet(examples, sources, references)
 
 

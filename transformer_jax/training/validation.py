@@ -16,7 +16,7 @@ from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.buckets import Lengths
 from transformer_jax.data.dataset import Examples
 from transformer_jax.data.loader import evaluation_batches
-from transformer_jax.decoding.evaluation import bleu_metric, score, warn_of_unspaced
+from transformer_jax.decoding.evaluation import bleu_metric, score
 from transformer_jax.decoding.loop import Cancelled
 from transformer_jax.decoding.scoring import Scorer
 from transformer_jax.decoding.translator import Translator
@@ -186,7 +186,6 @@ def evaluate(
         # Else one process would wait for another's cache.
         processes.require_same_everywhere(config, {name: corpus.digest})
         every[name] = load_dev_set(corpus, translator.tokenizers, config)
-        warn_of_unspaced(name, every[name].references, tokenize)
     scorer = Scorer(translator)
     for name, dev in every.items():
         references = [dev.references, *others]
