@@ -145,11 +145,10 @@ def count_tokens(batches: Sequence[Batch]) -> tuple[int, int]:
 
 
 def _summary(times: Samples, tokens: int) -> Record:
-    rates = [tokens / seconds for seconds in reversed(times.quartiles)]
     return {
         "median_s": times.median,
         "tokens_per_s": tokens / times.median,
-        "tokens_per_s_spread": rates,
+        "tokens_per_s_spread": [tokens / seconds for seconds in reversed(times.quartiles)],
         "samples": len(times.values),
     }
 
@@ -157,8 +156,7 @@ def _summary(times: Samples, tokens: int) -> Record:
 def _beside(times: Samples, tokens: int, step: Samples, our_tokens: int) -> Record:
     """Returns what follows from PyTorch's times. ratio: our tokens a second over its own, the
     median over the turns."""
-    ratios = [x * our_tokens / tokens for x in times.over(step).values]
-    ratio = Samples(tuple(ratios))
+    ratio = Samples(tuple(x * our_tokens / tokens for x in times.over(step).values))
     return _summary(times, tokens) | {"ratio": ratio.median, "ratio_spread": ratio.quartiles}
 
 

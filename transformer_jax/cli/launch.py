@@ -167,8 +167,7 @@ def _without_processes(arguments: Sequence[str]) -> list[str]:
 
 def free_port() -> int:
     """Returns a port of this machine on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]
 
 

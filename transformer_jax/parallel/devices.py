@@ -41,7 +41,8 @@ ACCELERATORS: dict[str, Accelerator] = {
     "GH200": Accelerator(989),
     "B200": Accelerator(2250),
 }
-"""Accelerators by name, or by a part of the name, from the data sheets of Google and NVIDIA."""
+"""Accelerators by the words of a name, from the data sheets of Google and NVIDIA. The first that a
+name has counts."""
 
 USABLE = 0.6
 """Share of the host's free memory that a program may use: one that needed 80 % has been killed."""
@@ -52,8 +53,6 @@ _VERSION_2 = ("memory.max", "memory.current", "inactive_file")
 
 def find_accelerator(device_kind: str) -> Accelerator | None:
     """Returns the accelerator of a kind such as "NVIDIA H100 80GB HBM3"; None: it is not listed."""
-    if device_kind in ACCELERATORS:
-        return ACCELERATORS[device_kind]
     words = f" {device_kind.replace('-', ' ')} "
     return next((each for name, each in ACCELERATORS.items() if f" {name} " in words), None)
 
