@@ -253,7 +253,7 @@ def test_a_run_translates_on_another_mesh(finished: Run, tmp_path: Path, capsys:
     assert outputs[0] == outputs[1]
     for mesh, message in {
         "tensor=4": "mesh.tensor=4: must divide model.heads=2",
-        "tensr=2": "--mesh tensr=2: unknown axis; did you mean tensor?",
+        "tensr=2": "--mesh tensr: unknown key; did you mean tensor?",
         "fsdp=all": "--mesh fsdp=all: must be AXIS=N, such as fsdp=4",
     }.items():
         command = ["translate", f"--run={finished.folder}", "--mesh", mesh]

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import ModelOptions, PairOptions, ProcessOptions, SearchOptions
-from transformer_jax.config import Config, MeshConfig, did_you_mean
+from transformer_jax.config import Config, MeshConfig, from_json
 from transformer_jax.decoding.scoring import HeadSelection
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
@@ -83,16 +83,13 @@ def join_processes(options: ProcessOptions) -> None:
 
 def make_mesh_config(axes: Sequence[str]) -> MeshConfig:
     """Returns the mesh of `--mesh AXIS=N ...`. UserError: an axis is unknown, or N no number."""
-    names = [field.name for field in dataclasses.fields(MeshConfig)]
     sizes: dict[str, int] = {}
     for text in axes:
         axis, _, size = text.partition("=")
-        if axis not in names:
-            raise UserError(f"--mesh {text}: unknown axis{did_you_mean(axis, names)}")
         if not re.fullmatch(r"-?\d+", size):
             raise UserError(f"--mesh {text}: must be AXIS=N, such as fsdp=4")
         sizes[axis] = int(size)
-    return MeshConfig(**sizes)
+    return from_json(sizes, MeshConfig, "--mesh ")
 
 
 def load_translator(
