@@ -1,5 +1,6 @@
 """Fits a model, and its attention kernel, to the mesh on which it is trained."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,33 +37,24 @@ def shard_kernel(kernel: AnyKernel, mesh: AnyMesh) -> AnyKernel:
         return kernel
     features = frozenset(FEATURES) - {"weights"}
     entry = Kernel("auto", attend, features) if kernel == "auto" else find_kernel(kernel)
-    function = partial(_sharded, mesh, kernel, "weights" in entry.features)
-    return Kernel(entry.name, function, entry.features, entry.dtypes, entry.platforms)
+    has_weights = "weights" in entry.features
 
-
-def _sharded(
-    mesh: AnyMesh,
-    kernel: AnyKernel,
-    has_weights: bool,
-    query: Array,
-    key: Array,
-    value: Array,
-    mask: AnyMask,
-    bias: Array | None = None,
-    dropout: Any = None,
-) -> ContextAndWeights:
-    def local(
-        query: Array, key: Array, value: Array, mask: AnyMask, bias: Array | None
+    def function(
+        query: Array, key: Array, value: Array, mask: AnyMask, bias: Any = None, dropout: Any = None
     ) -> ContextAndWeights:
-        result = attend(query, key, value, mask, bias=bias, kernel=kernel, dropout=dropout)
-        return result if has_weights else result._replace(weights=None)
+        def local(query: Array, key: Array, value: Array, mask: AnyMask, bias: Any) -> Any:
+            result = attend(query, key, value, mask, bias=bias, kernel=kernel, dropout=dropout)
+            return result if has_weights else result._replace(weights=None)
 
-    arguments = (query, key, value, mask, bias)
-    if dropout is None:
-        specs = jax.tree.map(partial(_spec, mesh, query.shape[0]), arguments)
-        result = ContextAndWeights(specs[0], specs[0] if has_weights else None)
-        local = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=result, check_vma=False)
-    return local(*arguments)
+        arguments = (query, key, value, mask, bias)
+        if dropout is None:
+            specs = jax.tree.map(partial(_spec, mesh, query.shape[0]), arguments)
+            result = ContextAndWeights(specs[0], specs[0] if has_weights else None)
+            options: Any = {"in_specs": specs, "out_specs": result, "check_vma": False}
+            local = jax.shard_map(local, mesh=mesh, **options)
+        return local(*arguments)
+
+    return replace(entry, function=function)
 
 
 def _spec(mesh: AnyMesh, rows: int, x: Array) -> PartitionSpec:
