@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.benchmark import pytorch
-from transformer_jax.benchmark.pytorch import Worker, failure_in
 from transformer_jax.benchmark.pytorch_training import Training
 from transformer_jax.benchmark.timing import Samples, time_in_turns, timer
 from transformer_jax.config import BASE, BIG, SMALL, TINY, Config, TokenizerConfig
@@ -220,7 +219,7 @@ def _best_seconds(product: Product) -> float:
 class Peer(NamedTuple):
     """PyTorch in a process of its own, with the batches that it passes over."""
 
-    ask: Worker
+    ask: pytorch.Worker
     tokens: int
     record: Record
 
@@ -249,7 +248,7 @@ def _start_peers(work: Workload, stack: ExitStack) -> dict[str, Peer]:
         for allocator, ask in stack.enter_context(pytorch.workers(platform, Training)).items():
             record: Record = {"way": way, "allocator": allocator, "fill": tokens / slots}
             record["batches"] = len(batches)
-            with failure_in(record):
+            with pytorch.failure_in(record):
                 record |= ask("load", sizes, arrays, platform, compiled)
                 ask("time", 1)
             peers[f"{way}, {allocator}"] = Peer(ask, tokens, record)

@@ -10,7 +10,6 @@ from transformer_jax.files import local_path
 from transformer_jax.interop.formats import FORMATS
 from transformer_jax.models.make import abstract_params
 from transformer_jax.runs import run as runs
-from transformer_jax.runs.run import Run
 
 
 def export(options: Export) -> None:
@@ -40,7 +39,7 @@ def average(options: Average) -> None:
     print(f"{options.out}: average of steps {', '.join(map(str, steps))}")
 
 
-def _newest(source: Run, count: int | None) -> list[int]:
+def _newest(source: runs.Run, count: int | None) -> list[int]:
     """Returns the steps of the `count` newest checkpoints. UserError: the run keeps fewer."""
     steps = source.newest_steps()
     if count is None:

@@ -16,7 +16,6 @@ from transformer_jax.files import find_path
 from transformer_jax.interop import huggingface, marian
 from transformer_jax.models.make import check_model, count_parameters
 from transformer_jax.runs import run as runs
-from transformer_jax.runs.run import Run
 
 
 def run(options: Import) -> None:
@@ -49,7 +48,7 @@ def run(options: Import) -> None:
     )
     check_model(config.model)
     provenance = {"imported_from": {"path": source.resolve().name, "sha256": imported.digests}}
-    made = Run(find_path(options.run), config, imported.tokenizers, provenance)
+    made = runs.Run(find_path(options.run), config, imported.tokenizers, provenance)
     runs.create_with(imported.params, 0, made)
     millions = count_parameters(config.model, *sizes) / 1e6
     about = f"{millions:.1f} M parameters, {sizes[0]:,} source ids, {sizes[1]:,} target ids"

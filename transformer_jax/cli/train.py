@@ -10,7 +10,6 @@ from transformer_jax.errors import UserError
 from transformer_jax.files import find_path
 from transformer_jax.runs import card
 from transformer_jax.runs import run as runs
-from transformer_jax.runs.card import Card
 from transformer_jax.training import trainer
 from transformer_jax.training.reporters import Reporter, TensorBoard, Terminal, guarded
 from transformer_jax.user_code import load_function, search_current_folder
@@ -46,7 +45,7 @@ def run(options: Train, arguments: ConfigArguments) -> None:
         )
 
 
-def _load_card(options: Train, arguments: ConfigArguments) -> Card | None:
+def _load_card(options: Train, arguments: ConfigArguments) -> card.Card | None:
     """Returns the card of `--from-card`. UserError: it does not go with the other options."""
     if options.from_card is None:
         if options.any_versions:
@@ -60,7 +59,7 @@ def _load_card(options: Train, arguments: ConfigArguments) -> Card | None:
     return loaded
 
 
-def _config(options: Train, arguments: ConfigArguments, loaded: Card | None) -> Config:
+def _config(options: Train, arguments: ConfigArguments, loaded: card.Card | None) -> Config:
     """Returns the config of the file, or else of the card, of the run to continue or to start from.
 
     UserError: there is none.

@@ -15,7 +15,6 @@ from transformer_jax.data.order import VERSION
 from transformer_jax.errors import UserError, about
 from transformer_jax.files import parse_json
 from transformer_jax.runs import run
-from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpora, Corpus
 
 FORMAT = 1
@@ -100,7 +99,7 @@ def require_start(
     raise UserError(f"{begins} {remedy}{otherwise}")
 
 
-def make(trained: Run) -> dict[str, Any]:
+def make(trained: run.Run) -> dict[str, Any]:
     """Returns the card of a run as JSON values."""
     return {"format": FORMAT, "config": to_json(trained.config), "provenance": trained.provenance}
 

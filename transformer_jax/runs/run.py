@@ -27,7 +27,6 @@ from transformer_jax.errors import UserError, about
 from transformer_jax.files import AnyPath
 from transformer_jax.runs import checkpoint, lock
 from transformer_jax.text import tokenizer
-from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.types import Params
 from transformer_jax.user_code import is_function_name
 
@@ -51,7 +50,7 @@ class Run:
 
     folder: AnyPath
     config: Config
-    tokenizers: Tokenizers
+    tokenizers: tokenizer.Tokenizers
     provenance: dict[str, Any]  # versions of software and order, devices, digests of the data
 
     @property

@@ -24,7 +24,6 @@ from transformer_jax.runs.card import Card, require_start
 from transformer_jax.runs.run import Run
 from transformer_jax.text import tokenizer
 from transformer_jax.text.corpus import Corpora
-from transformer_jax.text.tokenizer import Tokenizers
 from transformer_jax.training.initialization import params_from
 from transformer_jax.training.reporters import MetricsFile, last_step, whole_records
 from transformer_jax.training.setup import Setup
@@ -73,7 +72,7 @@ class Start:
     provenance: dict[str, Any]  # of the run
 
     @property
-    def tokenizers(self) -> Tokenizers | None:
+    def tokenizers(self) -> tokenizer.Tokenizers | None:
         """Those that the run has from its beginning; None: they are to be trained."""
         run = self.continued or (None if self.new_vocabulary else self.source)
         return run and run.tokenizers

@@ -22,7 +22,6 @@ from transformer_jax.training.meter import Meter, Sums
 from transformer_jax.training.planning import ideal_seconds_fn
 from transformer_jax.training.profiler import check_profile, profiler
 from transformer_jax.training.reporters import MetricsFile, Reporter, report
-from transformer_jax.training.resume import Progress
 from transformer_jax.training.setup import Setup, check_config, set_up
 from transformer_jax.training.signals import StopRequest, end_by, stop_signals
 from transformer_jax.training.step import TrainState
@@ -89,7 +88,7 @@ class Trainer:
 
     state: TrainState
     step: int
-    progress: Progress
+    progress: resume.Progress
     meter: Meter
 
     def __init__(
@@ -112,7 +111,7 @@ class Trainer:
         self._meetings = Meetings()
         self._unsaved = self._has_evaluated = False
 
-    def run(self, state: TrainState, progress: Progress, key: Key, profile: int = 0) -> None:
+    def run(self, state: TrainState, progress: resume.Progress, key: Key, profile: int = 0) -> None:
         """Updates, evaluates, saves and reports until the end. UserError: training has diverged."""
         self.state, self.step, self.progress = state, int(state.step), progress
         loader, sums = self.setup.loader, Sums(**progress.sums)
