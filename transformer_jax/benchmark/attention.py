@@ -27,6 +27,7 @@ from transformer_jax.flops import largest_matmul
 from transformer_jax.parallel.compile import compile_step
 from transformer_jax.parallel.devices import shortage
 from transformer_jax.parallel.mesh import make_mesh
+from transformer_jax.types import Heads, KVHeads
 
 MAX_SAMPLES = 15
 """Samples of each implementation at most."""
@@ -40,8 +41,6 @@ STEPS = 16
 that each computes, so that long sequences need little memory."""
 
 Record = dict[str, Any]
-Heads = Float[Array, "B N T H"]
-KVHeads = Float[Array, "B G T H"]
 Arrays = list[jax.Array]
 
 

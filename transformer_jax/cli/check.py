@@ -4,19 +4,14 @@ import sys
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Check
-from transformer_jax.cli.common import set_up
-from transformer_jax.config import require_decided
+from transformer_jax.cli.common import run_and_config, set_up
 from transformer_jax.errors import printable
-from transformer_jax.runs import run as runs
 from transformer_jax.training.checks import check
 
 
 def run(options: Check, arguments: ConfigArguments) -> None:
     """Prints a line for each check. Exits with status 1 if one fails."""
-    loaded = None if options.run is None else runs.load(options.run)
-    config = arguments.resolve(None if loaded is None else loaded.config)
-    if loaded is not None:
-        require_decided(f"run {loaded.folder}", loaded.config, config)
+    loaded, config = run_and_config(options.run, arguments)
     set_up(options, config)
     failed = []
     for each in check(config, None if loaded is None else loaded.tokenizers, options.modules):

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import ModelOptions, PairOptions, ProcessOptions, SearchOptions
-from transformer_jax.config import Config, MeshConfig, from_json
+from transformer_jax.config import Config, MeshConfig, from_json, require_decided
 from transformer_jax.decoding.scoring import HeadSelection
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
@@ -45,6 +45,19 @@ def load_user_code(options: ModelOptions, config: Config) -> None:
         search_current_folder()
     for module in options.modules:
         import_module("--import", module)
+
+
+def run_and_config(name: str | None, arguments: ConfigArguments) -> tuple[run.Run | None, Config]:
+    """Returns the run of `--run`, if it is given, and the config, by default that of the run.
+
+    UserError: there is no config, or it does not fit the run's parameters and tokenizers.
+    """
+    if name is None:
+        return None, arguments.resolve()
+    loaded = run.load(name)
+    config = arguments.resolve(loaded.config)
+    require_decided(f"run {loaded.folder}", loaded.config, config)
+    return loaded, config
 
 
 def end_at_interrupt() -> None:

@@ -53,7 +53,7 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
             print(printable(message), file=sys.stderr)
         truncated = [isinstance(each, Translation) and each.truncated for each in result.outputs]
         warn_cut(truncated, result.corpus)
-        difference = None
+        difference: dict[str, Any] = {}
         if baseline is not None:
             tokenize = translator.config.train.tokenize
             difference = compare(baseline, result.outputs, result.references, tokenize)
@@ -61,14 +61,14 @@ def run(options: Evaluate, arguments: ConfigArguments) -> None:
         if options.json:
             search = asdict(result.search)
             record = {"corpus": result.corpus, "steps": translator.steps, "search": search}
-            more = {} if difference is None else {"baseline": difference}
+            more = {"baseline": difference} if difference else {}
             print(json.dumps(record | result.scores | more))
-        elif len(searches) > 1:
+            continue
+        if len(searches) > 1:
             _print_row(result, title if is_first else None)
         else:
             _print(result, title, options.show, options.worst)
-        if difference is not None and not options.json:
-            _print_difference(difference)
+        _print_difference(difference)
 
 
 def _evaluations(

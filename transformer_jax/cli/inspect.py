@@ -10,8 +10,8 @@ import jax
 
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import Inspect
-from transformer_jax.cli.common import load_user_code
-from transformer_jax.config import Config, describe, require_decided, to_json
+from transformer_jax.cli.common import load_user_code, run_and_config
+from transformer_jax.config import Config, describe, to_json
 from transformer_jax.data.buckets import Shape
 from transformer_jax.data.loader import Loader
 from transformer_jax.data.order import describe_mixture
@@ -20,7 +20,6 @@ from transformer_jax.interop.formats import describe_formats
 from transformer_jax.models.make import count_parameters
 from transformer_jax.parallel.mesh import topology_devices
 from transformer_jax.runs import checkpoint
-from transformer_jax.runs import run as runs
 from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpora
 from transformer_jax.text.summary import summarize
@@ -33,10 +32,7 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
 
     For a config alone, the data are checked before anything is printed.
     """
-    trained = None if options.run is None else runs.load(options.run)
-    config = arguments.resolve(None if trained is None else trained.config)
-    if trained is not None:
-        require_decided(f"run {trained.folder}", trained.config, config)
+    trained, config = run_and_config(options.run, arguments)
     load_user_code(options, config)  # programs are not cached: their compilation is timed
     config = config if options.topology is None else for_other_devices(config)
     devices = _devices(options)

@@ -145,8 +145,7 @@ def _record(translator: Translator, translation: Translation) -> dict[str, Any]:
         record["tokens"] = tokens
         if each.attention is not None:
             for name, words in (("alignment", True), ("token_alignment", False)):
-                alignment = align_pieces(each.attention, source, tokens, words=words)
-                record[name] = pharaoh(alignment)
+                record[name] = pharaoh(align_pieces(each.attention, source, tokens, words=words))
         hypotheses.append(record)
     more = {"n_best": hypotheses} if translator.config.decode.n_best > 1 else {}
     if translation.parts:
