@@ -113,12 +113,11 @@ def cases(settings: AttentionBenchmark) -> Iterator[Case]:
 
 
 def measure(settings: AttentionBenchmark, dump: Path | None = None) -> Iterator[list[Record]]:
-    """Checks the settings and returns an iterator that measures case by case.
+    """Checks the kernels and returns an iterator that measures case by case.
 
     It yields the records of a case, one for each kernel and one for PyTorch. `dump` is a folder
     for the optimized HLO of every program.
     """
-    settings.validate()
     kernels = settings.kernels or supported_kernels(settings)
     check_kernels(settings, kernels)
     return _measure_cases(settings, kernels, dump)
@@ -319,9 +318,4 @@ def _lower(case: Case, function: Callable[..., Any], inputs: Arrays) -> Any:
     """Lowers a function for one device. Without a precision, GPUs and TPUs round float32 inputs of
     matmuls."""
     with jax.default_matmul_precision("float32" if case.dtype == "float32" else None):
-        return compile_step(function, one_device()).lower(*inputs)
-
-
-def one_device() -> jax.sharding.Mesh:
-    """Returns a mesh of the first device alone."""
-    return make_mesh(devices=jax.devices()[:1])
+        return compile_step(function, make_mesh(devices=jax.devices()[:1])).lower(*inputs)

@@ -30,7 +30,7 @@ class AttentionBenchmark:
     kernels: tuple[str, ...] = ()
     """Names or MODULE:FUNCTION; default: all that support every combination here."""
 
-    def validate(self) -> None:
+    def __post_init__(self) -> None:
         """Raises UserError if a size is out of range."""
         for name in ("heads", "head_size", "kv_heads"):
             size = getattr(self, name)

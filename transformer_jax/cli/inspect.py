@@ -23,7 +23,7 @@ from transformer_jax.runs import checkpoint
 from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpora
 from transformer_jax.text.summary import summarize
-from transformer_jax.training.planning import Planner, device_memory, for_other_devices, remedies
+from transformer_jax.training.planning import Planner, device_memory, remedies
 from transformer_jax.training.setup import TrainingData, check_config, load_data
 
 
@@ -34,7 +34,9 @@ def run(options: Inspect, arguments: ConfigArguments) -> None:
     """
     trained, config = run_and_config(options.run, arguments)
     load_user_code(options, config)  # programs are not cached: their compilation is timed
-    config = config if options.topology is None else for_other_devices(config)
+    if options.topology is not None and config.execution.kernel == "auto":
+        # It chooses for the devices here, and for accelerators this one.
+        config = config.changed(execution={"kernel": "xla"})
     devices = _devices(options)
     number = len(devices) if isinstance(devices, list) else devices
     check_config(config, number)

@@ -269,16 +269,6 @@ def _with_rows(shape: Shape, share: float) -> Shape:
     return shape._replace(rows=int(shape.rows * share) // ROWS_MULTIPLE * ROWS_MULTIPLE)
 
 
-def for_other_devices(config: Config) -> Config:
-    """Returns a config to compile for devices that are not here.
-
-    The kernel `auto` is replaced by `xla`, which it chooses on accelerators; `auto` itself chooses
-    for the devices here.
-    """
-    kernel = "xla" if config.execution.kernel == "auto" else config.execution.kernel
-    return config.changed(execution={"kernel": kernel})
-
-
 def device_memory(mesh: meshes.AnyMesh) -> int:
     """Returns the bytes that training may use on each device of the mesh.
 
