@@ -10,7 +10,6 @@ from jaxtyping import Array, Bool, Float, Int
 from transformer_jax.decoding.processors import LengthPenalty, Sentences
 from transformer_jax.decoding.search import (
     Hypotheses,
-    Live,
     Progress,
     Rules,
     Scored,
@@ -33,19 +32,11 @@ INCOMPLETE = 1e6
 """What the rank of a truncated hypothesis loses for each id that its constraints still need."""
 
 
-class Ended(NamedTuple):
-    """Hypotheses that have ended, best first."""
-
-    ids: Int[Array, "B K T"]
-    ranks: Float[Array, "B K"]  # the scores with the length penalty; -inf: no hypothesis
-    log_probs: Float[Array, "B K"]  # the model's own
-
-
 class Beam(NamedTuple):
     """The hypotheses of a beam search."""
 
-    live: Live
-    ended: Ended
+    live: Hypotheses
+    ended: Hypotheses  # the scores are ranks: those of `live` with the length penalty
     met: Any  # what the constraints know of each live hypothesis; leaves [B, K, ...]
 
 
@@ -79,7 +70,7 @@ class Constraints(NamedTuple):
 
     start: Callable[[Sentences, int], Any]
     """(sentences, beams) -> `met` before the first position."""
-    propose: Callable[[Live, Any, Scored], tuple[Scores, Numbers]]
+    propose: Callable[[Hypotheses, Any, Scored], tuple[Scores, Numbers]]
     """(live, met, scored) -> the scores of C candidates, best first, and their indices of [K, V].
     """
     update: Callable[[Any, Numbers, Sentences], tuple[Any, Numbers]]
@@ -90,7 +81,7 @@ class Constraints(NamedTuple):
     candidates that stay in the beam."""
 
 
-def best_extensions(live: Live, met: Any, scored: Scored) -> tuple[Scores, Numbers]:
+def best_extensions(live: Hypotheses, met: Any, scored: Scored) -> tuple[Scores, Numbers]:
     """Returns the scores of the 2 K best extensions by an id, or of all, best first, and their
     indices of [K, V]."""
     sentences, beams, vocabulary = scored.log_probs.shape
@@ -127,7 +118,8 @@ def beam_search(
         shape = (sentences.max_length.shape[0], beams)
         live, nothing = no_ids(shape, rules), jnp.full(shape, -jnp.inf, jnp.float32)
         live = live._replace(scores=nothing.at[:, 0].set(0.0))  # one hypothesis each, to begin with
-        return Beam(live, Ended(live.ids, nothing, nothing), constraints.start(sentences, beams))
+        ended = Hypotheses(live.ids, nothing, nothing)
+        return Beam(live, ended, constraints.start(sentences, beams))
 
     def extend_beam(step: Step, rules: Rules, progress: Progress) -> Progress:
         index, done, sentences, (live, ended, met), state = progress
@@ -144,7 +136,9 @@ def beam_search(
         may_end = (is_end & first | at_limit) & ~done[:, None]
         ranks = rules.length_penalty(candidates.scores, (index + 1).astype(jnp.float32))
         ranks = ranks - INCOMPLETE * needed.astype(jnp.float32)
-        ended = _add_ended(ended, candidates, jnp.where(may_end, ranks, -jnp.inf))
+        new = candidates._replace(scores=jnp.where(may_end, ranks, -jnp.inf))
+        pool = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), ended, new)
+        ended = take_beams(pool, jax.lax.top_k(pool.scores, beams)[1])
 
         scores = jnp.where(is_end | at_limit, -jnp.inf, candidates.scores)
         kept = constraints.keep(scores, met, sentences, beams)
@@ -154,27 +148,21 @@ def beam_search(
         bound = _bound(best, index + 2, sentences, rules.length_penalty)
         if not lookahead:
             bound = rules.length_penalty(best, (index + 1).astype(jnp.float32))
-        done = done | at_limit[:, 0] | stop(ended.ranks, bound)
+        done = done | at_limit[:, 0] | stop(ended.scores, bound)
         return Progress(index + 1, done, sentences, Beam(live, ended, take_beams(met, kept)), state)
 
     return Strategy(beams, start, extend_beam, _hypotheses)
 
 
-def _extend(live: Live, scored: Scored, scores: Scores, indices: Numbers) -> tuple[Live, Numbers]:
+def _extend(
+    live: Hypotheses, scored: Scored, scores: Scores, indices: Numbers
+) -> tuple[Hypotheses, Numbers]:
     """Returns the hypotheses of these scores and indices of [K, V], and which of K each extends."""
     parents, chosen = jnp.divmod(indices, scored.log_probs.shape[2])
     ids, index = take_beams(live.ids, parents), scored.context.position
     ids = jax.lax.dynamic_update_index_in_dim(ids, chosen.astype(jnp.int32), index, axis=2)
     log_probs = take_beams(live.log_probs, parents) + scored.by_model(parents, chosen)
-    return Live(ids, scores, log_probs), parents
-
-
-def _add_ended(ended: Ended, candidates: Live, ranks: Scores) -> Ended:
-    """Returns the best of the ended hypotheses and of the candidates, which have these ranks."""
-    new = Ended(candidates.ids, ranks, candidates.log_probs)
-    pool = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), ended, new)
-    _, best = jax.lax.top_k(pool.ranks, ended.ranks.shape[1])
-    return take_beams(pool, best)
+    return Hypotheses(ids, scores, log_probs), parents
 
 
 def _bound(
@@ -191,7 +179,7 @@ def _hypotheses(beam: Beam, rules: Rules) -> Hypotheses:
     ids, ranks, log_probs = beam.ended
     length = jnp.maximum(jnp.sum(ids != PAD, axis=2), 1).astype(jnp.float32)
     scores = jnp.where(ranks > -jnp.inf, rules.length_penalty(log_probs, length), -jnp.inf)
-    return Hypotheses(ids, scores, log_probs)
+    return beam.ended._replace(scores=scores)
 
 
 # The constraint that outputs hold given phrases (Post and Vilar 2018)
@@ -221,7 +209,7 @@ def _start(sentences: Sentences, beams: int) -> Met:
     return Met(complete, jnp.zeros((count, beams, most, longest), bool))
 
 
-def _propose(live: Live, met: Met, scored: Scored) -> tuple[Scores, Numbers]:
+def _propose(live: Hypotheses, met: Met, scored: Scored) -> tuple[Scores, Numbers]:
     """Returns the scores of the candidates, best first, and their indices of [K, V].
 
     Besides the best extensions of all, they are the best one of each hypothesis, so that no bank

@@ -35,10 +35,14 @@ Step = Callable[[Int[Array, "B K"], Any, Index], tuple[Float[Array, "B K V"], An
 
 
 class Hypotheses(NamedTuple):
-    """Result of a search: the hypotheses of each sentence, best first."""
+    """Hypotheses of each sentence, best first.
+
+    The scores of a result are `log_probs` with the length penalty, and those of hypotheses that a
+    search extends (`live`) are sums of log probabilities after the processors.
+    """
 
     ids: Int[Array, "B K T"]  # with the end symbol, `PAD` after it
-    scores: Float[Array, "B K"]  # `log_probs` with the length penalty; -inf: no hypothesis
+    scores: Float[Array, "B K"]  # -inf: no hypothesis
     log_probs: Float[Array, "B K"]  # the model's own, in nats
 
 
@@ -55,14 +59,6 @@ class Rules:
     end_id: int
     length_penalty: LengthPenalty = unnormalized
     processors: Sequence[Processor] = (NO_PADDING,)
-
-
-class Live(NamedTuple):
-    """Hypotheses that a search extends, best first in a beam search."""
-
-    ids: Int[Array, "B K T"]
-    scores: Float[Array, "B K"]  # sums of log probabilities after the processors
-    log_probs: Float[Array, "B K"]  # the model's own
 
 
 class Progress(NamedTuple):
@@ -161,27 +157,26 @@ def score_next(
     return Scored(log_probs, context, logits, total)
 
 
-def no_ids(shape: tuple[Size, int], rules: Rules) -> Live:
+def no_ids(shape: tuple[Size, int], rules: Rules) -> Hypotheses:
     """Returns [B, K] hypotheses without ids."""
     zeros = jnp.zeros(shape, jnp.float32)
-    return Live(jnp.full((*shape, rules.max_length), PAD, jnp.int32), zeros, zeros)
+    return Hypotheses(jnp.full((*shape, rules.max_length), PAD, jnp.int32), zeros, zeros)
 
 
 def pad_ids(beam: Any, length: int) -> Any:
     """Returns `Progress.beam`, all hypotheses in it with `ids` padded to `length` positions."""
 
     def padded(node: Any) -> Any:
-        if not hasattr(node, "ids"):
+        if not isinstance(node, Hypotheses):
             return node
         added = length - node.ids.shape[2]
-        return node._replace(
-            ids=jnp.pad(node.ids, ((0, 0), (0, 0), (0, added)), constant_values=PAD)
-        )
+        ids = jnp.pad(node.ids, ((0, 0), (0, 0), (0, added)), constant_values=PAD)
+        return node._replace(ids=ids)
 
-    return jax.tree.map(padded, beam, is_leaf=lambda node: hasattr(node, "ids"))
+    return jax.tree.map(padded, beam, is_leaf=lambda node: isinstance(node, Hypotheses))
 
 
-def last_ids(live: Live, index: Index, rules: Rules) -> Int[Array, "B K"]:
+def last_ids(live: Hypotheses, index: Index, rules: Rules) -> Int[Array, "B K"]:
     """Returns the last id of each hypothesis, which the step reads; at first the start symbol."""
     before = live.ids[:, :, jnp.maximum(index - 1, 0)]
     return jnp.where(index == 0, rules.start_id, before).astype(jnp.int32)
@@ -205,7 +200,7 @@ def reorder(state: Any, parents: Int[Array, "B K"]) -> Any:
 
 
 class _Beam(NamedTuple):
-    live: Live
+    live: Hypotheses
     ended: Bool[Array, "B K"]
 
 
@@ -256,7 +251,7 @@ def _extending_each(count: int, choose: Choose) -> Strategy:
         log_probs = scored.by_model(jnp.arange(count)[None, :, None], chosen[..., None])[..., 0]
         ids = jax.lax.dynamic_update_index_in_dim(live.ids, chosen, index, axis=2)
         scores = live.scores + jnp.where(ended, 0.0, gained)
-        live = Live(ids, scores, live.log_probs + jnp.where(ended, 0.0, log_probs))
+        live = Hypotheses(ids, scores, live.log_probs + jnp.where(ended, 0.0, log_probs))
         at_limit = index + 1 >= sentences.max_length[:, None]
         ended = ended | (chosen == rules.end_id) | at_limit
         done = jnp.all(ended, axis=1)
@@ -272,6 +267,6 @@ def _best_first(beam: _Beam, rules: Rules) -> Hypotheses:
     exists = (length > 0) & (live.scores > -jnp.inf)
     length = jnp.maximum(length, 1).astype(jnp.float32)
     scores = jnp.where(exists, rules.length_penalty(live.log_probs, length), -jnp.inf)
-    scores, order = jax.lax.top_k(scores, scores.shape[1])
+    _, order = jax.lax.top_k(scores, scores.shape[1])
     ids = jnp.where(exists[:, :, None], live.ids, PAD)
-    return Hypotheses(take_beams(ids, order), scores, take_beams(live.log_probs, order))
+    return take_beams(Hypotheses(ids, scores, live.log_probs), order)
