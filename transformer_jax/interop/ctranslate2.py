@@ -1,6 +1,7 @@
 """Writes a trained model in CTranslate2's format (OpenNMT's C++ inference engine)."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +139,10 @@ def _fill_embedding(part: Any, table: Any, params: Params, config: ModelConfig) 
 
 
 def _fill_layer(spec: Any, params: Params) -> None:
-    _fill_attention(spec.self_attention, params["self_attention"], queries=3)
+    _fill_attention(spec.self_attention, params["self_attention"], fused=3)
     _fill_norm(spec.self_attention.layer_norm, params["self_attention_norm"])
     if "cross_attention" in params:
-        _fill_attention(spec.attention, params["cross_attention"], queries=1)
+        _fill_attention(spec.attention, params["cross_attention"], fused=1)
         _fill_norm(spec.attention.layer_norm, params["cross_attention_norm"])
     network = params["ffn"]
     _fill_linear(spec.ffn.linear_0, network.get("gate", network["in"]))
@@ -151,26 +152,21 @@ def _fill_layer(spec: Any, params: Params) -> None:
     _fill_norm(spec.ffn.layer_norm, params["ffn_norm"])
 
 
-def _fill_attention(spec: Any, params: Params, *, queries: int) -> None:
-    """Fills in the projections, the first `queries` of query, key and value in one matrix."""
-    names = ("query", "key", "value")
-    fused = [names] if queries == 3 else [names[:1], names[1:]]
-    for linear, group in zip(spec.linear, fused, strict=False):
-        kernels = [_array(params[name]["kernel"]) for name in group]  # [D, N, H]
-        linear.weight = np.concatenate([k.reshape(k.shape[0], -1).T for k in kernels])
-        if "bias" in params[group[0]]:
-            biases = [_array(params[name]["bias"]).reshape(-1) for name in group]
-            linear.bias = np.concatenate(biases)
-    out = _array(params["out"]["kernel"])  # [N, H, D]
-    spec.linear[-1].weight = out.reshape(-1, out.shape[-1]).T.copy()
-    if "bias" in params["out"]:
-        spec.linear[-1].bias = _array(params["out"]["bias"])
+def _fill_attention(spec: Any, params: Params, *, fused: int) -> None:
+    """Fills in the projections, the first `fused` of query, key and value in one matrix."""
+    layers = [params[name] for name in ("query", "key", "value")]
+    _fill_linear(spec.linear[0], *layers[:fused])
+    if layers[fused:]:
+        _fill_linear(spec.linear[1], *layers[fused:])
+    _fill_linear(spec.linear[-1], params["out"], inputs=2)
 
 
-def _fill_linear(spec: Any, params: Params) -> None:
-    spec.weight = _array(params["kernel"]).T.copy()
-    if "bias" in params:
-        spec.bias = _array(params["bias"])
+def _fill_linear(spec: Any, *layers: Params, inputs: int = 1) -> None:
+    """Fills in dense layers in one matrix. inputs: number of dimensions that kernels sum over."""
+    kernels = [_array(layer["kernel"]) for layer in layers]
+    spec.weight = np.concatenate([k.reshape(math.prod(k.shape[:inputs]), -1).T for k in kernels])
+    if "bias" in layers[0]:
+        spec.bias = np.concatenate([_array(layer["bias"]).ravel() for layer in layers])
 
 
 def _fill_norm(spec: Any, params: Params) -> None:
