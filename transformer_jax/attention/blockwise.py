@@ -142,22 +142,14 @@ def _pad(x: Array, multiple: int, axis: int) -> Array:
 def _per_head(plan: _Plan, mask: Mask, heads: tuple[int, ...]) -> Mask:
     """Returns the mask with arrays per head, [B G T] and [B G S], padded to whole blocks."""
 
-    def padded(array: Array, multiple: int) -> Array:
+    def padded(multiple: int, array: Array) -> Array:
         return _pad(jnp.broadcast_to(array[:, None], (*heads, array.shape[1])), multiple, 2)
 
-    query_positions, key_positions = mask.positions(plan.queries, plan.keys)
-    query_segments, key_segments = mask.query_segments, mask.key_segments
-    if key_segments is None and plan.keys % plan.size.keys:  # hides the padding of the last block
-        key_segments = jnp.ones((1, plan.keys), jnp.int32)
-    return replace(
-        mask,
-        query_segments=None
-        if query_segments is None
-        else padded(query_segments, plan.size.queries),
-        query_positions=padded(query_positions, plan.size.queries),
-        key_segments=None if key_segments is None else padded(key_segments, plan.size.keys),
-        key_positions=padded(key_positions, plan.size.keys),
-    )
+    queries, keys = mask.positions(plan.queries, plan.keys)
+    mask = replace(mask, query_positions=queries, key_positions=keys)
+    if mask.key_segments is None and plan.keys % plan.size.keys:  # hides the last block's padding
+        mask = replace(mask, key_segments=jnp.ones((1, plan.keys), jnp.int32))
+    return mask.mapped(partial(padded, plan.size.queries), partial(padded, plan.size.keys))
 
 
 def _is_unmasked(mask: Mask) -> bool:
@@ -166,20 +158,12 @@ def _is_unmasked(mask: Mask) -> bool:
 
 def _scores(plan: _Plan, mask: Mask, q_i: Array, k_j: Array, i: Any, start: Any) -> Array:
     """Returns the scores [c gq k] of block i of queries and the block of keys at `start`."""
-
-    def block(array: Array | None, start: Any, size: int) -> Any:
-        return None if array is None else _block(array, start, size, 1)
-
     _, queries, keys = plan.size
     scores = _matmul("cqh,ckh->cqk", q_i, k_j)
     if _is_unmasked(mask):
         return scores
-    mask = replace(
-        mask,
-        query_segments=block(mask.query_segments, i * queries, queries),
-        query_positions=block(mask.query_positions, i * queries, queries),
-        key_segments=block(mask.key_segments, start, keys),
-        key_positions=block(mask.key_positions, start, keys),
+    mask = mask.mapped(
+        lambda x: _block(x, i * queries, queries, 1), lambda x: _block(x, start, keys, 1)
     )
     hidden = jnp.where(mask.dense(queries, keys)[:, 0], 0, HIDDEN_SCORE)
     return scores + (jnp.tile(hidden, (1, plan.group, 1)) if hidden.shape[1] > 1 else hidden)

@@ -5,8 +5,10 @@ A dense mask is True where a query may attend to a key, and broadcasts to [B, N,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +53,12 @@ class Mask:
         of_queries, of_keys = self.query_positions, self.key_positions
         of_queries = jnp.arange(queries)[None] if of_queries is None else of_queries
         return of_queries, jnp.arange(keys)[None] if of_keys is None else of_keys
+
+    def mapped(self, of_queries: Callable[[Any], Any], of_keys: Callable[[Any], Any]) -> Mask:
+        """Returns the mask with functions applied to its arrays of queries and to those of keys."""
+        queries = jax.tree.map(of_queries, (self.query_segments, self.query_positions))
+        keys = jax.tree.map(of_keys, (self.key_segments, self.key_positions))
+        return Mask(*queries, *keys, self.visible, self.causal, self.window, self.aligned)
 
     def dense(self, queries: Size, keys: Size) -> Bool[Array, "#B 1 #T S"]:
         """Returns the mask as booleans, for `queries` queries and `keys` keys."""
