@@ -59,11 +59,10 @@ def local_p_gathered(
     begin = jnp.ceil(lax.stop_gradient(center) - window).astype(jnp.int32) + first[:, None]
     begin = jnp.clip(begin, 0, keys.shape[2] - width)
     first, length = (jnp.broadcast_to(x[:, None], begin.shape) for x in (first, length))
-    attention = partial(_attend, window)
     length_first = partial(jnp.moveaxis, source=2, destination=0)
     queries = jax.tree.map(length_first, _Queries(query, center))
     spans = jax.tree.map(length_first, _Spans(first, length, begin))
-    context: Any = _in_windows(score, queries, (keys, values), spans, attention, width)
+    context: Any = _in_windows(score, queries, (keys, values), spans, window, width)
     return jnp.moveaxis(context, 0, 2)
 
 
@@ -81,18 +80,23 @@ def _attend(
     return context[..., 0, :]
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _in_windows(*arguments: Any) -> Float[Array, "T B N H"]:
+    return _forward(*arguments)[0]
+
+
 def _forward(
-    score: Partial, queries: _Queries, keys: KeysValues, spans: _Spans, attention: Any, width: int
+    score: Partial, queries: _Queries, keys: KeysValues, spans: _Spans, window: int, width: int
 ) -> tuple[Array, tuple[Any, ...]]:
     def context_of(chunk: tuple[_Queries, _Spans]) -> Array:
         queries, spans = chunk
-        return attention(score, queries, _windows(keys, spans.window, width), spans)
+        return _attend(window, score, queries, _windows(keys, spans.window, width), spans)
 
     chunks = lax.map(context_of, _split((queries, spans), keys[0], width))
     return _join(chunks, queries), (score, queries, keys, spans)
 
 
-def _backward(attention: Any, width: int, residuals: tuple[Any, ...], gradient: Array) -> tuple:
+def _backward(window: int, width: int, residuals: tuple[Any, ...], gradient: Array) -> tuple:
     """Returns the gradients of score, queries, keys and values. Recomputes the scores.
 
     JAX's derivative of a gather would allocate an array as large as the keys for each chunk. Here
@@ -104,7 +108,7 @@ def _backward(attention: Any, width: int, residuals: tuple[Any, ...], gradient: 
         d_score, d_keys = total
         queries, spans, gradient = chunk
         windows = _windows(keys, spans.window, width)
-        _, back = jax.vjp(lambda *x: attention(*x, spans), score, queries, windows)
+        _, back = jax.vjp(lambda *x: _attend(window, *x, spans), score, queries, windows)
         d_score_of_chunk, d_queries, d_windows = back(gradient)
         d_score = jax.tree.map(jnp.add, d_score, d_score_of_chunk)
         d_keys = [_add_windows(*x, spans.window) for x in zip(d_keys, d_windows, strict=True)]
@@ -117,11 +121,6 @@ def _backward(attention: Any, width: int, residuals: tuple[Any, ...], gradient: 
     return d_score, _join(d_queries, queries), d_keys, None
 
 
-def _context(*arguments: Any) -> Float[Array, "T B N H"]:
-    return _forward(*arguments)[0]
-
-
-_in_windows = jax.custom_vjp(_context, nondiff_argnums=(4, 5))
 _in_windows.defvjp(_forward, _backward)
 
 
