@@ -28,7 +28,6 @@ from transformer_jax.attention import (
     AttentionOutput,
     Context,
     Mask,
-    MultiHeadAttention,
     attend,
     functional,
     kinds,
@@ -37,6 +36,7 @@ from transformer_jax.attention import (
 )
 from transformer_jax.attention.blockwise import Blocks, blockwise
 from transformer_jax.attention.kinds import Kind
+from transformer_jax.attention.multi_head import MultiHeadAttention
 from transformer_jax.attention.scores import SCORES
 from transformer_jax.config import AttentionConfig, ModelConfig
 from transformer_jax.errors import UserError

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.attention import RelativeBias, alibi
-from transformer_jax.attention.positions import relative_bucket, rotate
+from transformer_jax.attention.positions import RelativeBias, alibi, relative_bucket, rotate
 
 pytestmark = pytest.mark.usefixtures("strict")
 

@@ -1,4 +1,7 @@
-"""Attention: scores, kinds, masks, positions, kernels behind `attend`, and the multi-head layer."""
+"""Attention: scores, kinds, masks, positions, kernels behind `attend`, and the multi-head layer.
+
+The names below are those that users need.
+"""
 
 from transformer_jax.attention.functional import (
     gumbel_attention,
@@ -10,22 +13,17 @@ from transformer_jax.attention.functional import (
     predicted_center,
     soft_attention,
 )
-from transformer_jax.attention.kernels import AnyKernel, attend
+from transformer_jax.attention.kernels import attend
 from transformer_jax.attention.kinds import AttentionInputs, AttentionOutput, register_kind
 from transformer_jax.attention.masks import Mask, padding_mask
-from transformer_jax.attention.multi_head import Context, KeysValues, KVCache, MultiHeadAttention
-from transformer_jax.attention.positions import RelativeBias, alibi
+from transformer_jax.attention.multi_head import Context
+from transformer_jax.attention.positions import alibi
 
 __all__ = [
-    "AnyKernel",
     "AttentionInputs",
     "AttentionOutput",
     "Context",
-    "KVCache",
-    "KeysValues",
     "Mask",
-    "MultiHeadAttention",
-    "RelativeBias",
     "alibi",
     "attend",
     "gumbel_attention",

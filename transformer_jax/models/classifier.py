@@ -4,7 +4,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.attention import Context, Mask, MultiHeadAttention, padding_mask
+from transformer_jax.attention.masks import Mask, padding_mask
+from transformer_jax.attention.multi_head import Context, MultiHeadAttention
 from transformer_jax.config import ModelConfig
 from transformer_jax.dropout import dropout
 from transformer_jax.errors import UserError

@@ -8,16 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.attention import (
-    AnyKernel,
-    Context,
-    KeysValues,
-    KVCache,
-    Mask,
-    MultiHeadAttention,
-    RelativeBias,
-    alibi,
-)
+from transformer_jax.attention.kernels import AnyKernel
+from transformer_jax.attention.masks import Mask
+from transformer_jax.attention.multi_head import Context, KeysValues, KVCache, MultiHeadAttention
+from transformer_jax.attention.positions import RelativeBias, alibi
 from transformer_jax.config import ModelConfig
 from transformer_jax.dropout import dropout
 from transformer_jax.models.feed_forward import FeedForward

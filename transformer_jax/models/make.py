@@ -6,8 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.attention import AnyKernel
-from transformer_jax.attention.kernels import check_kernel, find_kernel
+from transformer_jax.attention.kernels import AnyKernel, check_kernel, find_kernel
 from transformer_jax.attention.kinds import Kind, find_kind
 from transformer_jax.attention.scores import SCORES
 from transformer_jax.config import ROLES, AttentionConfig, ModelConfig, look_up

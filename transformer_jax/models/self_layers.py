@@ -17,7 +17,8 @@ from functools import partial
 
 import flax.linen as nn
 
-from transformer_jax.attention import AnyKernel, MultiHeadAttention
+from transformer_jax.attention.kernels import AnyKernel
+from transformer_jax.attention.multi_head import MultiHeadAttention
 from transformer_jax.config import ModelConfig, look_up
 from transformer_jax.models.ssru import SSRU
 from transformer_jax.types import Constrain, unconstrained

@@ -5,7 +5,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from transformer_jax.attention import AnyKernel, Context
+from transformer_jax.attention.kernels import AnyKernel
+from transformer_jax.attention.multi_head import Context
 from transformer_jax.config import ModelConfig
 from transformer_jax.dense import dense
 from transformer_jax.types import (

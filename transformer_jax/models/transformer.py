@@ -10,7 +10,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.attention import AnyKernel, Mask, padding_mask
+from transformer_jax.attention.kernels import AnyKernel
+from transformer_jax.attention.masks import Mask, padding_mask
 from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.models.embedding import Embedding, check_length, project
