@@ -52,6 +52,9 @@ class _Layer(nn.Module):
         x = x + dropout(y, self.config.dropout, rng)
         return self.constrain(norm(x) if self.config.norm == "post" else x, HIDDEN)
 
+    def _attention(self, role: str) -> MultiHeadAttention:
+        return MultiHeadAttention(self.config, role, self.kernel, self.constrain)
+
     def _set_up_ffn(self) -> None:
         self.ffn = FeedForward(self.config, self.constrain)
         self.ffn_norm = layer_norm(self.config)
@@ -66,11 +69,8 @@ class EncoderLayer(_Layer):
     """Self-attention and feed-forward (section 3.1)."""
 
     def setup(self) -> None:
-        config = self.config
-        self.self_attention = MultiHeadAttention(
-            config, "encoder_attention", self.kernel, self.constrain
-        )
-        self.self_attention_norm = layer_norm(config)
+        self.self_attention = self._attention("encoder_attention")
+        self.self_attention_norm = layer_norm(self.config)
         self._set_up_ffn()
 
     def __call__(
@@ -97,9 +97,7 @@ class DecoderLayer(_Layer):
         config = self.config
         self.self_attention = make_self_layer(config, self.kernel, self.constrain)
         self.self_attention_norm = layer_norm(config)
-        self.cross_attention = MultiHeadAttention(
-            config, "cross_attention", self.kernel, self.constrain
-        )
+        self.cross_attention = self._attention("cross_attention")
         self.cross_attention_norm = layer_norm(config)
         self._set_up_ffn()
 
