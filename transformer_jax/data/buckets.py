@@ -210,10 +210,7 @@ def _width(length: int, max_length: int) -> int:
 
 def _power_of_four(count: int) -> int:
     """Returns the smallest of 1, 4, 16, 64, … that is at least `count`."""
-    rows = 1
-    while rows < count:
-        rows *= 4
-    return rows
+    return 4 ** (((count - 1).bit_length() + 1) // 2)
 
 
 def _round_up(count: int, multiple: int) -> int:
