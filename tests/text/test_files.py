@@ -47,7 +47,7 @@ def test_unchanged_files_are_hashed_once(tmp_path: Path, monkeypatch: pytest.Mon
     def hashes(settled: int = -1) -> int:
         monkeypatch.setattr(files, "_SETTLED", settled)
         hashed.clear()
-        assert text_digest(str(path)) == hashlib.sha256(path.read_bytes()).digest()
+        assert text_digest(str(path)) == hashlib.sha256(path.read_bytes()).hexdigest()
         return len(hashed)
 
     path.write_text("a\n")

@@ -99,7 +99,7 @@ def _writing(
             checkpoint.digest(run.load(folder).checkpoints, step, "weights")
             for folder, step in zip(options.run, translator.steps, strict=True)
         ]
-        texts = [text_digest(name).hex() for name in files]
+        texts = [text_digest(name) for name in files]
         return to_json(translator.config), weights, texts, form
 
     path = options.output if processes.is_coordinator() else os.devnull

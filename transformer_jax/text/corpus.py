@@ -55,7 +55,7 @@ class Corpus:
     def digest(self) -> str:
         """The SHA-256 of the text as it is now; compression makes no difference to it."""
         if self.kind == "built-in":
-            return files.text_digest(self._location[1][0]).hex()
+            return files.text_digest(self._location[1][0])
         total = hashlib.sha256()
         for _, digest in self.file_digests:
             total.update(bytes.fromhex(digest))
@@ -66,7 +66,7 @@ class Corpus:
         """The path of each file and the SHA-256 of its text; none of a built-in corpus."""
         kind, names = self._location
         paths = () if kind == "built-in" else names
-        return [(path, files.text_digest(path).hex()) for path in paths]
+        return [(path, files.text_digest(path)) for path in paths]
 
     @property
     def key(self) -> tuple[str, str, tuple[str, str]]:

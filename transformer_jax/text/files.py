@@ -102,7 +102,7 @@ def read_lines(path: str) -> Iterator[str]:
             yield text.removesuffix("\n").removesuffix("\r")
 
 
-def text_digest(path: str) -> bytes:
+def text_digest(path: str) -> str:
     """Returns the SHA-256 of a file's text: decompressed, and without a byte order mark.
 
     It is kept in the user's cache and read from there while the file's size and times are the same.
@@ -115,7 +115,7 @@ def text_digest(path: str) -> bytes:
     with suppress(OSError, ValueError, KeyError, TypeError):  # not there, or damaged
         stored = parse_json((cache_folder("digests") / json_digest(state)).read_bytes())
         if stored["sha256"] == json_digest([state, stored["text"]]):
-            return bytes.fromhex(stored["text"])
+            return stored["text"]
     digest = _compute_digest(path)
     # Clocks of file systems tick slowly: a change that follows at once would have the same times.
     if time.time_ns() - max(times) > _SETTLED:
@@ -123,17 +123,16 @@ def text_digest(path: str) -> bytes:
             folder = cache_folder("digests")
             folder.mkdir(parents=True, exist_ok=True)
             with write_whole(folder / json_digest(state)) as file:
-                text = digest.hex()
-                json.dump({"text": text, "sha256": json_digest([state, text])}, file)
+                json.dump({"text": digest, "sha256": json_digest([state, digest])}, file)
     return digest
 
 
-def _compute_digest(path: str) -> bytes:
+def _compute_digest(path: str) -> str:
     with _open(path) as file:
         total = hashlib.sha256(file.read(_BLOCK).removeprefix(codecs.BOM_UTF8))
         while block := file.read(_BLOCK):
             total.update(block)
-    return total.digest()
+    return total.hexdigest()
 
 
 def read_text(source: str, target: str) -> Iterator[tuple[str, str]]:
