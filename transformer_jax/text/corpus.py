@@ -44,12 +44,11 @@ class Corpus:
         """
         kind, names = self._location
         readers = {"text": files.read_text, "jsonl": partial(files.read_jsonl, fields=self.fields)}
-        empty = True
-        for pair in readers.get(kind, files.read_tsv)(*names):
-            empty = False
-            yield pair
-        if empty:
+        pairs = readers.get(kind, files.read_tsv)(*names)
+        if (first := next(pairs, None)) is None:
             raise UserError(f"{self.name}: empty; must hold at least one pair of sentences")
+        yield first
+        yield from pairs
 
     @cached_property
     def digest(self) -> str:
