@@ -114,7 +114,12 @@ def _check_attention(config: ModelConfig, role: str, kind: Kind) -> None:
             f"model.positions={config.positions!r}: must be other than rotary with attention of "
             f"kind {label}"
         )
-    _check_dropout(config, attention, kind)
+    if config.attention_dropout and not (kind.dropout and SCORES[attention.score].product):
+        what = f"score {attention.score}" if kind.dropout else f"kind {attention.kind}"
+        raise UserError(
+            f"model.attention_dropout={config.attention_dropout!r}: must be 0 with attention of "
+            f"{what}"
+        )
 
 
 def _check_self_layer(config: ModelConfig) -> None:
@@ -131,16 +136,6 @@ def _check_self_layer(config: ModelConfig) -> None:
                 f"model.{name}={getattr(config, name)!r}: must be {want} with "
                 f"model.self_layer={config.self_layer!r}"
             )
-
-
-def _check_dropout(config: ModelConfig, attention: Any, kind: Kind) -> None:
-    """Checks that kind and score support the attention dropout. UserError: they do not."""
-    if not config.attention_dropout or (kind.dropout and SCORES[attention.score].product):
-        return
-    what = f"score {attention.score}" if kind.dropout else f"kind {attention.kind}"
-    raise UserError(
-        f"model.attention_dropout={config.attention_dropout!r}: must be 0 with attention of {what}"
-    )
 
 
 def _check_kernel(config: ModelConfig, kernel: AnyKernel) -> None:
