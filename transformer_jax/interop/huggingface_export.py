@@ -155,7 +155,7 @@ def _arrays(config: ModelConfig, params: Params, orders: list[list[int]]) -> dic
 
     def add(path: str, leaf: Any) -> None:
         array, names = np.asarray(leaf, np.float32), paths.dimension_names(path)
-        if not names:  # biases of outputs, scales of norms
+        if not names:  # norms
             names = ("d_model",)
         for axis, name in enumerate(names):
             if name == "d_model":

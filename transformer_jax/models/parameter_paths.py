@@ -24,23 +24,17 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "output": ("vocabulary", "d_model"),
     "output_bias": ("vocabulary",),
     "*_attention/query/kernel": ("d_model", "heads", "head_size"),
-    "*_attention/query/bias": ("heads", "head_size"),
     "*_attention/key/kernel": ("d_model", "heads", "head_size"),
-    "*_attention/key/bias": ("heads", "head_size"),
     "*_attention/value/kernel": ("d_model", "heads", "head_size"),
-    "*_attention/value/bias": ("heads", "head_size"),
     "*_attention/out/kernel": ("heads", "head_size", "d_model"),
     "*_attention/forget/kernel": ("d_model", "state"),
-    "*_attention/forget/bias": ("state",),
     "*_attention/candidate/kernel": ("d_model", "state"),
     "ffn/in/kernel": ("d_model", "d_ff"),
-    "ffn/in/bias": ("d_ff",),
     "ffn/gate/kernel": ("d_model", "d_ff"),
-    "ffn/gate/bias": ("d_ff",),
     "ffn/out/kernel": ("d_ff", "d_model"),
 }
-"""The logical names of the dimensions of parameters, by the end of their paths. Parameters that are
-not listed are split over the axis "fsdp" only."""
+"""The logical names of the dimensions of parameters, by the end of their paths. A bias has those of
+its layer's outputs. Parameters that are not listed are split over the axis "fsdp" only."""
 
 PARTS = {
     "encoder": "encoder/*",
@@ -120,6 +114,9 @@ def map_with_paths(function: Callable[[str, Any], Any], tree: Any) -> Any:
 def dimension_names(path: str) -> tuple[str, ...]:
     """Returns the logical names of a parameter's dimensions; none if it is not in `DIMENSIONS`."""
     end = PurePosixPath(path)
+    if end.name == "bias":
+        names = dimension_names(kernel := str(end.with_name("kernel")))
+        return names[len(input_dimensions(kernel, len(names)) or ()) :]
     return next((names for pattern, names in DIMENSIONS.items() if end.match(pattern)), ())
 
 
