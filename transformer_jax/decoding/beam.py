@@ -15,6 +15,7 @@ from transformer_jax.decoding.search import (
     Scored,
     Step,
     Strategy,
+    finished,
     last_ids,
     no_ids,
     reorder,
@@ -151,7 +152,7 @@ def beam_search(
         done = done | at_limit[:, 0] | stop(ended.scores, bound)
         return Progress(index + 1, done, sentences, Beam(live, ended, take_beams(met, kept)), state)
 
-    return Strategy(beams, start, extend_beam, _hypotheses)
+    return Strategy(beams, start, extend_beam, lambda beam, rules: finished(beam.ended, rules))
 
 
 def _extend(
@@ -172,14 +173,6 @@ def _bound(
     least `least` (see `optimal_stopping`)."""
     lengths = (least.astype(jnp.float32), sentences.max_length.astype(jnp.float32))
     return jnp.maximum(*(penalty(scores, length) for length in lengths))
-
-
-def _hypotheses(beam: Beam, rules: Rules) -> Hypotheses:
-    """Returns the ended hypotheses; their scores are the model's own, with the length penalty."""
-    ids, ranks, log_probs = beam.ended
-    length = jnp.maximum(jnp.sum(ids != PAD, axis=2), 1).astype(jnp.float32)
-    scores = jnp.where(ranks > -jnp.inf, rules.length_penalty(log_probs, length), -jnp.inf)
-    return beam.ended._replace(scores=scores)
 
 
 # The constraint that outputs hold given phrases (Post and Vilar 2018)

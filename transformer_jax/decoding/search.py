@@ -176,6 +176,19 @@ def pad_ids(beam: Any, length: int) -> Any:
     return jax.tree.map(padded, beam, is_leaf=lambda node: isinstance(node, Hypotheses))
 
 
+def finished(hypotheses: Hypotheses, rules: Rules) -> Hypotheses:
+    """Returns the hypotheses with their final scores, the model's own with the length penalty.
+
+    One that is empty or impossible has no ids and -inf.
+    """
+    length = jnp.sum(hypotheses.ids != PAD, axis=2)
+    exists = (length > 0) & (hypotheses.scores > -jnp.inf)
+    length = jnp.maximum(length, 1).astype(jnp.float32)
+    penalized = rules.length_penalty(hypotheses.log_probs, length)
+    ids = jnp.where(exists[:, :, None], hypotheses.ids, PAD)
+    return Hypotheses(ids, jnp.where(exists, penalized, -jnp.inf), hypotheses.log_probs)
+
+
 def last_ids(live: Hypotheses, index: Index, rules: Rules) -> Int[Array, "B K"]:
     """Returns the last id of each hypothesis, which the step reads; at first the start symbol."""
     before = live.ids[:, :, jnp.maximum(index - 1, 0)]
@@ -261,12 +274,7 @@ def _extending_each(count: int, choose: Choose) -> Strategy:
 
 
 def _best_first(beam: _Beam, rules: Rules) -> Hypotheses:
-    """Returns the hypotheses, sorted by their scores; one that is empty or impossible has -inf."""
-    live, _ = beam
-    length = jnp.sum(live.ids != PAD, axis=2)
-    exists = (length > 0) & (live.scores > -jnp.inf)
-    length = jnp.maximum(length, 1).astype(jnp.float32)
-    scores = jnp.where(exists, rules.length_penalty(live.log_probs, length), -jnp.inf)
-    _, order = jax.lax.top_k(scores, scores.shape[1])
-    ids = jnp.where(exists[:, :, None], live.ids, PAD)
-    return take_beams(Hypotheses(ids, scores, live.log_probs), order)
+    """Returns the hypotheses, sorted by their final scores."""
+    hypotheses = finished(beam.live, rules)
+    _, order = jax.lax.top_k(hypotheses.scores, hypotheses.scores.shape[1])
+    return take_beams(hypotheses, order)
