@@ -34,13 +34,11 @@ class Shortlist:
                 f" ids up to {ids.max(initial=0):,}; the run has {source.max() + 1:,} and"
                 f" {target.max() + 1:,} ids"
             )
-        ours = np.full(target.max() + 1, -1, np.int32)
-        known = target >= 0
-        ours[target[known]] = np.flatnonzero(known)
+        ours = tokenizers.target.our_ids
         lists = np.split(ours[ids], offsets[1:-1])
         none = np.zeros(0, np.int32)
         self._lists = [lists[i] if i >= 0 else none for i in source]
-        special = np.flatnonzero(~known)
+        special = np.flatnonzero(target < 0)
         self._common = np.union1d(special, ours[:first]).astype(np.int32)
 
     def __call__(self, source: Sequence[int]) -> Int32[np.ndarray, " C"]:

@@ -31,10 +31,7 @@ TRAINING_LINES = 1_000_000
 _NAMES = {PAD: "<pad>", BOS: "<s>", EOS: "</s>"}
 """The special ids without text, as `pieces` shows them."""
 
-_LINE_BREAKS_AND_CONTROLS = dict.fromkeys(
-    [code for code in range(0x100) if unicodedata.category(chr(code)) == "Cc"] + [0x2028, 0x2029],
-    " ",
-)
+_LINE_BREAKS_AND_CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029], " ")
 
 _INVISIBLE = re.compile(
     r"[\x01-\x1f\x7f-\x9f\ufff9-\ufffb"  # controls, marks of annotations
@@ -63,7 +60,7 @@ class Tokenizer:
 
     Our ids are `PAD`, `BOS`, `EOS`, `UNK`, then the model's other pieces in their order. `size` is
     the number of ids and `digest` the SHA-256 of `model`. `model_ids` are the model's own ids in
-    the order of ours; -1: the model has none.
+    the order of ours; -1: the model has none. `our_ids` are ours in the order of the model's own.
 
     UserError: `model` is not a SentencePiece model.
     """
@@ -82,17 +79,17 @@ class Tokenizer:
         others = [i for i in range(model_size) if i not in special]
         self.size = len(special) + len(others)
         self.model_ids = special + others
-        self._from_model = np.full(model_size, PAD, np.int32)
+        self.our_ids = np.full(model_size, PAD, np.int32)
         for id, model_id in enumerate(self.model_ids):
             if model_id >= 0:
-                self._from_model[model_id] = id
+                self.our_ids[model_id] = id
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of `text`, without `BOS` and `EOS`.
 
         UserError: the text has a lone surrogate.
         """
-        return self._from_model[self._processor.encode(_valid(text), out_type=int)].tolist()
+        return self.our_ids[self._processor.encode(_valid(text), out_type=int)].tolist()
 
     def encode_all(
         self, texts: Iterable[str], threads: int = 1
@@ -104,7 +101,7 @@ class Tokenizer:
         valid = [_valid(text) for text in texts]
         rows = self._processor.encode(valid, out_type=int, num_threads=threads)
         ids = np.fromiter(chain.from_iterable(rows), np.int32)
-        return self._from_model[ids], np.fromiter(map(len, rows), np.int32)
+        return self.our_ids[ids], np.fromiter(map(len, rows), np.int32)
 
     def sample(self, ids: Sequence[int], sampling: float, *key: int) -> list[int]:
         """Samples another segmentation of the text of `ids`, a function of the arguments alone.
@@ -120,7 +117,7 @@ class Tokenizer:
             return [*ids]
         with about(f"tokenizer.sampling={sampling}", ValueError):
             sampled = self._sampler.sample([self.model_ids[i] for i in ids], sampling, repr(key))
-        return self._from_model[sampled].tolist()
+        return self.our_ids[sampled].tolist()
 
     @cached_property
     def _sampler(self) -> Sampler:
@@ -143,7 +140,7 @@ class Tokenizer:
         model_id = self._processor.piece_to_id(piece)
         if self._processor.id_to_piece(model_id) != piece:
             raise UserError(f"piece {piece!r}: is not in the tokenizer's vocabulary")
-        return int(self._from_model[model_id])
+        return int(self.our_ids[model_id])
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Returns the piece of each id; `▁` marks the beginning of a word."""
