@@ -62,7 +62,7 @@ class Sampler:
         # Words are segmented one by one, unless a piece may cross into the next word.
         across = any("▁" in text[1:] for text in self._costs)
         self._words = re.compile("(.+)" if across else "▁[^▁]*|[^▁]+", re.DOTALL)
-        self._symbols = re.compile(f"({'|'.join(longest_first)})") if symbols else None
+        self._symbols = re.compile(f"({'|'.join(longest_first) or '(?!)'})")  # (?!): none matches
         self._merge_cached = lru_cache(_CACHED_SEGMENTATIONS)(self._merge_with_drops)
         self._lattice_cached = lru_cache(_CACHED_LATTICES)(self._lattice)
 
@@ -76,8 +76,6 @@ class Sampler:
         """
         text = b"".join([self._raw[i] for i in ids]).decode()
         draws = _uniforms(key)
-        if self._symbols is None:
-            return self._segment(self._words.findall(text), sampling, draws)
         sampled: list[int] = []
         for i, part in enumerate(self._symbols.split(text)):
             if i % 2:
