@@ -74,13 +74,9 @@ def compare(
     For each of `bleu` and `chrf`: the scores of both, each with the mean and the 95 % interval of
     1,000 resamples, the p-value of the difference, and the signature. (Koehn 2004)
     """
-    systems: list[tuple[str, Sequence[str]]] = [
-        ("baseline", _compose(baseline)),
-        ("ours", _compose(hypotheses)),
-    ]
+    systems: Any = [("baseline", _compose(baseline)), ("ours", _compose(hypotheses))]
     metrics: dict[str, Any] = {"BLEU": bleu_metric(tokenize), "chrF2": sacrebleu.CHRF()}
-    every = _compose_all(references)
-    test = PairedTest(systems, metrics, every, test_type="bs", n_samples=1000)
+    test = PairedTest(systems, metrics, _compose_all(references), test_type="bs", n_samples=1000)
     signatures, rows = test()
     results: dict[str, Any] = rows
     comparisons: dict[str, dict[str, Any]] = {}
