@@ -108,43 +108,28 @@ class DecoderLayer(_Layer):
         keys_values: KeysValues,
         cross_context: Context,
         rng: Key | None = None,
-    ) -> tuple[Hidden, Auxiliary]:
-        """Returns the output and the auxiliary values of the three sub-layers, for training."""
+        state: LayerState | None = None,
+    ) -> tuple[Hidden, LayerState | None, Auxiliary]:
+        """Returns the output, the new state, and the auxiliary values of the three sub-layers.
+
+        state: that of a decode step, in which `x` is [B, K, D], a position of K hypotheses; None:
+        `x` has all positions.
+        """
         rngs = split_rng(rng, 6)
 
         y = self._input(self.self_attention_norm, x)
-        y, self_attention = self.self_attention(y, context, rngs[0])
+        if state is None:
+            y, self_attention = self.self_attention(y, context, rngs[0])
+        else:
+            y, state, self_attention = self.self_attention.step(y, state, context)
         x = self._add(self.self_attention_norm, x, y, rngs[1])
 
-        x, others = self._attend_to_memory(x, keys_values, cross_context, rngs[2:])
-        return x, self_attention | others
-
-    def step(
-        self,
-        x: Float[Array, "B K D"],
-        state: LayerState,
-        context: Context,
-        keys_values: KeysValues,
-        cross_context: Context,
-    ) -> tuple[Float[Array, "B K D"], LayerState, Auxiliary]:
-        """Returns the output for K hypotheses, the new state, and the auxiliary values."""
-        y = self._input(self.self_attention_norm, x)
-        y, state, self_attention = self.self_attention.step(y, state, context)
-        x = self._add(self.self_attention_norm, x, y, None)
-
-        x, others = self._attend_to_memory(x, keys_values, cross_context, [None] * 4)
-        return x, state, self_attention | others
-
-    def _attend_to_memory(
-        self, x: Hidden, keys_values: KeysValues, context: Context, rngs: Sequence[Key | None]
-    ) -> tuple[Hidden, Auxiliary]:
-        """Applies cross-attention and feed-forward, the sub-layers after self-attention."""
         y = self._input(self.cross_attention_norm, x)
-        y, attention = self.cross_attention(y, context, rngs[0], keys_values)
-        x = self._add(self.cross_attention_norm, x, y, rngs[1])
+        y, attention = self.cross_attention(y, cross_context, rngs[2], keys_values)
+        x = self._add(self.cross_attention_norm, x, y, rngs[3])
 
-        x, ffn = self._feed_forward(x, rngs[2:])
-        return x, attention | ffn
+        x, ffn = self._feed_forward(x, rngs[4:])
+        return x, state, self_attention | attention | ffn
 
 
 class _Stack(nn.Module):
@@ -158,12 +143,12 @@ class _Stack(nn.Module):
     constrain: Constrain = unconstrained
     remat: str = "none"
 
-    def _set_up(self, layer: type[_Layer], depth: int, methods: list[str]) -> None:
+    def _set_up(self, layer: type[_Layer], depth: int) -> None:
         # The backward pass recomputes all but the inputs of layers, or the results of matmuls, too.
         policies = {"layers": None, "matmuls": jax.checkpoint_policies.dots_saveable}
         if self.remat != "none":
             layer = nn.remat(layer, policy=policies[self.remat])
-        layer = nn.jit(layer, methods=methods)
+        layer = nn.jit(layer)
         self.layers = [
             layer(self.config.of_layer(i), self.kernel, self.constrain) for i in range(depth)
         ]
@@ -193,7 +178,7 @@ class Encoder(_Stack):
     """N encoder layers, with pre-norm followed by layer normalization."""
 
     def setup(self) -> None:
-        self._set_up(EncoderLayer, self.config.depths[0], ["__call__"])
+        self._set_up(EncoderLayer, self.config.depths[0])
 
     def __call__(self, x: Hidden, mask: Mask, rng: Key | None = None) -> tuple[Hidden, Auxiliary]:
         """Returns the memory, and the auxiliary values of the layers under their numbers."""
@@ -210,7 +195,7 @@ class Decoder(_Stack):
     """M decoder layers, with pre-norm followed by layer normalization."""
 
     def setup(self) -> None:
-        self._set_up(DecoderLayer, self.config.depths[1], ["__call__", "step"])
+        self._set_up(DecoderLayer, self.config.depths[1])
 
     def __call__(
         self, x: Hidden, memory: Memory, mask: Mask, cross_mask: Mask, rng: Key | None = None
@@ -221,7 +206,7 @@ class Decoder(_Stack):
         keys_values = self.project(memory)
         auxiliary = no_auxiliary()
         for i, layer in enumerate(self.layers):
-            x, of_layer = layer(x, context, keys_values[i], Context(cross_mask), rngs[i])
+            x, _, of_layer = layer(x, context, keys_values[i], Context(cross_mask), rngs[i])
             auxiliary |= of_layer.within(str(i))
         return self._normalized(x), auxiliary
 
@@ -272,8 +257,8 @@ class Decoder(_Stack):
         states, auxiliary = [], no_auxiliary()
         for i, layer in enumerate(self.layers):
             keys_values = state.cross_attention[i].read()
-            x, layer_state, of_layer = layer.step(
-                x, state.self_layers[i], context, keys_values, Context(cross_mask)
+            x, layer_state, of_layer = layer(
+                x, context, keys_values, Context(cross_mask), None, state.self_layers[i]
             )
             states.append(layer_state)
             auxiliary |= of_layer.within(str(i))
