@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -196,12 +194,10 @@ def require_direction(model: TrainedModel, pairs: Sequence[Pair]) -> None:
 
 def require_vocabulary(tokenizer: Tokenizer, lines: Sequence[str]) -> None:
     """Checks that a tokenizer has pieces for a text. UserError: its language is another."""
-    ids = [tokenizer.encode(line) for line in lines[:SAMPLED]]
-    pieces = tokenizer.pieces(list(chain.from_iterable(ids)))
-    without = sum(bool(re.fullmatch(r"<unk>|<0x..>", piece)) for piece in pieces)
-    if without > UNCOVERED * len(pieces):
+    ids, _ = tokenizer.encode_all(lines[:SAMPLED])
+    if (share := tokenizer.uncovered(ids)) > UNCOVERED:
         raise UserError(
-            f"--text: {without / len(pieces):.0%} of its tokens are bytes or unknown in the source "
+            f"--text: {share:.0%} of its tokens are bytes or unknown in the source "
             "vocabulary of --run; name a text in the language that the run translates from"
         )
 

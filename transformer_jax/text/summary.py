@@ -3,11 +3,8 @@
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
-import numpy as np
-
-from transformer_jax.special_ids import UNK
 from transformer_jax.text.corpus import Corpora, Corpus, Pair
-from transformer_jax.text.tokenizer import Tokenizer, Tokenizers, is_byte
+from transformer_jax.text.tokenizer import Tokenizer, Tokenizers
 
 SAMPLE = 10_000
 """Number of pairs of which tokens are counted."""
@@ -55,8 +52,5 @@ def _fit(tokenizer: Tokenizer, texts: Sequence[str]) -> str:
     """Returns the number of tokens a word, and the share of tokens that stand for characters
     without a piece of their own."""
     ids, _ = tokenizer.encode_all(texts)
-    pieces = tokenizer.pieces(range(tokenizer.size))
-    spelled = [i for i, piece in enumerate(pieces) if is_byte(piece)]
-    unknown = np.sum(np.isin(ids, [UNK, *spelled])) / max(len(ids), 1)
     tokens = len(ids) / max(sum(len(text.split()) for text in texts), 1)
-    return f"{tokens:.2f} tokens a word, {unknown:.2%} of them bytes or unknown"
+    return f"{tokens:.2f} tokens a word, {tokenizer.uncovered(ids):.2%} of them bytes or unknown"

@@ -147,6 +147,12 @@ class Tokenizer:
         piece = self._processor.id_to_piece
         return [_NAMES[i] if i in _NAMES else piece(self.model_ids[i]) for i in ids]
 
+    def uncovered(self, ids: Int32[np.ndarray, " N"]) -> float:
+        """Returns the share of ids that stand for characters without a piece of their own: `UNK`
+        and bytes."""
+        bytes_ = [i for i, piece in enumerate(self.pieces(range(self.size))) if is_byte(piece)]
+        return float(np.sum(np.isin(ids, [UNK, *bytes_]))) / max(len(ids), 1)
+
 
 def is_byte(piece: str) -> bool:
     """Returns whether a piece stands for a byte of a character without a piece of its own."""
