@@ -10,11 +10,11 @@ import dataclasses
 import difflib
 import json
 import math
+import operator
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
@@ -113,9 +113,12 @@ class _Section:
     def _validate(self) -> None:
         pass
 
-    def _require(self, ok: bool, name: str, want: str) -> None:
+    def require(self, ok: bool, name: str, want: str) -> None:
+        """Raises UserError, unless `ok`, for the field `name`, which may be one of a part, such as
+        "cross_attention.window"."""
         if not ok:
-            raise UserError(f"{self._name()}{name}={getattr(self, name)!r}: must be {want}")
+            value = operator.attrgetter(name)(self)
+            raise UserError(f"{self._name()}{name}={value!r}: must be {want}")
 
 
 @dataclass(frozen=True)
@@ -226,51 +229,45 @@ class ModelConfig(_Section):
 
     def _validate(self) -> None:
         if self.labels is None:
-            self._require(self.layers > 0, "layers", "above 0")
+            self.require(self.layers > 0, "layers", "above 0")
         else:
             self._validate_classifier()
-        self._require(self.max_length >= 2, "max_length", "at least 2 (a token and the end symbol)")
+        self.require(self.max_length >= 2, "max_length", "at least 2 (a token and the end symbol)")
         divisors = (n for n in range(1, self.d_model + 1) if self.d_model % n == 0)
         nearest = min(divisors, key=lambda n: abs(n - self.heads))
         want = f"a divisor of model.d_model={self.d_model}, such as {nearest}"
-        self._require(self.d_model % self.heads == 0, "heads", want)
+        self.require(self.d_model % self.heads == 0, "heads", want)
         groups = self.kv_heads is None or (self.kv_heads > 0 and self.heads % self.kv_heads == 0)
-        self._require(groups, "kv_heads", f"a divisor of model.heads={self.heads}")
+        self.require(groups, "kv_heads", f"a divisor of model.heads={self.heads}")
         even = self.positions != "sinusoidal" or self.d_model % 2 == 0
-        self._require(even, "d_model", "even for sinusoidal positions")
+        self.require(even, "d_model", "even for sinusoidal positions")
         even = self.positions != "rotary" or self.head_size % 2 == 0
-        self._require(even, "d_model", f"an even multiple of model.heads={self.heads} for rotary")
+        self.require(even, "d_model", f"an even multiple of model.heads={self.heads} for rotary")
         for role in ROLES:
             self._validate_attention(role)
 
     def _validate_classifier(self) -> None:
-        self._require(self.layers >= 0, "layers", "at least 0")
-        self._require(self.tied == "none", "tied", "none where model.labels is set")
+        self.require(self.layers >= 0, "layers", "at least 0")
+        self.require(self.tied == "none", "tied", "none where model.labels is set")
         of_decoder = ("decoder_layers", "decoder_attention", "self_layer")
         missing = [(name, "decoder") for name in of_decoder]
         if self.layers == 0:
             missing.append(("encoder_attention", "encoder layer"))
             outside = self.positions in ("sinusoidal", "learned", "none")
-            self._require(outside, "positions", "sinusoidal, learned or none where model.layers=0")
+            self.require(outside, "positions", "sinusoidal, learned or none where model.layers=0")
         for name, part in missing:
             left_out = getattr(self, name) == getattr(ModelConfig, name)
-            self._require(left_out, name, f"left out where the model has no {part}")
+            self.require(left_out, name, f"left out where the model has no {part}")
 
     def _validate_attention(self, role: str) -> None:
         """Checks the ranges of an attention's fields; `check_model` checks those of its kind."""
         attention: AttentionConfig = getattr(self, role)
-        require, depth = partial(self.require_attention, role), self.depth_of(role)
-        layer, window = attention.layer, attention.window
-        require(window is None or window > 0, "window", "at least 1")
-        require(layer is None or 0 <= layer < depth, "layer", f"from 0 to {depth - 1}")
-        require(attention.entropy >= 0, "entropy", "at least 0")
-        require(attention.reward > 0, "reward", "above 0")
-
-    def require_attention(self, role: str, ok: bool, name: str, want: str) -> None:
-        """Raises UserError, unless `ok`, for the field `name` of the attention `role`."""
-        if not ok:
-            value = getattr(getattr(self, role), name)
-            raise UserError(f"model.{role}.{name}={value!r}: must be {want}")
+        layer, window, depth = attention.layer, attention.window, self.depth_of(role)
+        self.require(window is None or window > 0, f"{role}.window", "at least 1")
+        within = layer is None or 0 <= layer < depth
+        self.require(within, f"{role}.layer", f"from 0 to {depth - 1}")
+        self.require(attention.entropy >= 0, f"{role}.entropy", "at least 0")
+        self.require(attention.reward > 0, f"{role}.reward", "above 0")
 
     @property
     def head_size(self) -> int:
@@ -343,19 +340,19 @@ class TokenizerConfig(_Section):
     and their own symbols."""
 
     def _validate(self) -> None:
-        self._require(self.vocabulary > 260, "vocabulary", "above 260 (4 special ids, 256 bytes)")
-        self._require(0 <= self.sampling < math.inf, "sampling", "at least 0 and finite")
+        self.require(self.vocabulary > 260, "vocabulary", "above 260 (4 special ids, 256 bytes)")
+        self.require(0 <= self.sampling < math.inf, "sampling", "at least 0 and finite")
         whole = self.kind == "word" and not self.models
-        self._require(not whole or self.sampling == 0, "sampling", "0 for tokenizer.kind=word")
+        self.require(not whole or self.sampling == 0, "sampling", "0 for tokenizer.kind=word")
         merges = self.kind == "bpe" and not self.models
-        self._require(not merges or self.sampling < 1, "sampling", "below 1 for tokenizer.kind=bpe")
-        self._require(len(self.models) <= 2, "models", "one path, or two (source, target)")
+        self.require(not merges or self.sampling < 1, "sampling", "below 1 for tokenizer.kind=bpe")
+        self.require(len(self.models) <= 2, "models", "one path, or two (source, target)")
         fits = not self.models or (len(self.models) == 1) == self.joint
         want = "one path" if self.joint else "two paths"
-        self._require(fits, "models", f"{want} when tokenizer.joint={self.joint}")
-        self._require(all(self.symbols), "symbols", "non-empty strings")
+        self.require(fits, "models", f"{want} when tokenizer.joint={self.joint}")
+        self.require(all(self.symbols), "symbols", "non-empty strings")
         own = bool(self.models and self.symbols)  # a model is not changed
-        self._require(not own, "symbols", "empty when tokenizer.models names models of your own")
+        self.require(not own, "symbols", "empty when tokenizer.models names models of your own")
 
 
 @dataclass(frozen=True)
@@ -396,17 +393,17 @@ class DataConfig(_Section):
 
     def _validate(self) -> None:
         self._validate_mixing()
-        self._require(all(self.fields), "fields", "two names")
-        self._require(self.max_ratio >= 1, "max_ratio", "at least 1")
+        self.require(all(self.fields), "fields", "two names")
+        self.require(self.max_ratio >= 1, "max_ratio", "at least 1")
 
     def _validate_mixing(self) -> None:
         if self.weights is None:
             return
-        self._require(self.temperature is None, "temperature", "None where data.weights is set")
+        self.require(self.temperature is None, "temperature", "None where data.weights is set")
         count = len(self.train)
-        self._require(len(self.weights) == count, "weights", f"{count}, one for each data.train")
+        self.require(len(self.weights) == count, "weights", f"{count}, one for each data.train")
         positive = min(self.weights) >= 0 and max(self.weights) > 0
-        self._require(positive, "weights", "at least 0, and one of them above 0")
+        self.require(positive, "weights", "at least 0, and one of them above 0")
 
 
 @dataclass(frozen=True)
@@ -456,8 +453,8 @@ class OptimizerConfig(_Section):
 
     def _validate(self) -> None:
         derived = self.accumulate == 1 or self.microbatch_tokens is None
-        self._require(derived, "accumulate", "1 where optimizer.microbatch_tokens is set")
-        self._require(self.ema is None or 0 < self.ema < 1, "ema", "between 0 and 1")
+        self.require(derived, "accumulate", "1 where optimizer.microbatch_tokens is set")
+        self.require(self.ema is None or 0 < self.ema < 1, "ema", "between 0 and 1")
 
 
 @dataclass(frozen=True)
@@ -503,7 +500,7 @@ class TrainConfig(_Section):
 
     def _validate(self) -> None:
         decodes = self.decode_every is not None or self.best == "loss"
-        self._require(decodes, "decode_every", f"a number where train.best={self.best!r}, not loss")
+        self.require(decodes, "decode_every", f"a number where train.best={self.best!r}, not loss")
         if self.steps is None and self.epochs is None and self.minutes is None:
             raise UserError("train.steps=None: set train.steps, train.epochs or train.minutes")
 
@@ -566,16 +563,16 @@ class DecodeConfig(_Section):
 
     def _validate(self) -> None:
         found = self.sample or self.n_best <= self.beam
-        self._require(found, "n_best", f"at most decode.beam={self.beam}")
-        self._require(self.top_p is None or 0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
+        self.require(found, "n_best", f"at most decode.beam={self.beam}")
+        self.require(self.top_p is None or 0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
         for name in ("temperature", "top_k", "top_p"):
             left_out = getattr(self, name) == getattr(DecodeConfig, name)
-            self._require(self.sample or left_out, name, "left out without decode.sample=true")
+            self.require(self.sample or left_out, name, "left out without decode.sample=true")
         greatest = self.max_length
         within = greatest is None or self.min_length < greatest
-        self._require(within, "min_length", f"below decode.max_length={greatest}")
+        self.require(within, "min_length", f"below decode.max_length={greatest}")
         within = self.min_ratio <= self.max_ratio
-        self._require(within, "min_ratio", f"at most decode.max_ratio={self.max_ratio}")
+        self.require(within, "min_ratio", f"at most decode.max_ratio={self.max_ratio}")
 
 
 @dataclass(frozen=True)
@@ -598,7 +595,7 @@ class ExecutionConfig(_Section):
 
     def _validate(self) -> None:
         compiled = self.executor == "jit" or not self.deterministic
-        self._require(compiled, "deterministic", "False with execution.executor='pmap'")
+        self.require(compiled, "deterministic", "False with execution.executor='pmap'")
 
 
 @dataclass(frozen=True)
@@ -615,7 +612,7 @@ class MeshConfig(_Section):
     """Number of devices over which heads, d_ff and vocabulary are split (tensor parallelism)."""
 
     def _validate(self) -> None:
-        self._require(self.data == -1 or self.data > 0, "data", "above 0, or -1")
+        self.require(self.data == -1 or self.data > 0, "data", "above 0, or -1")
 
 
 DATA_PARALLEL = MeshConfig()
@@ -646,18 +643,13 @@ class Config(_Section):
         return dataclasses.replace(self, **changed)
 
     def _validate(self) -> None:
-        if self.model.tied == "all" and not self.tokenizer.joint:
-            raise UserError(
-                "model.tied='all': must be decoder or none where tokenizer.joint=False: "
-                "two vocabularies cannot share one matrix"
-            )
-        model = self.model
+        model, r_drop = self.model, self.optimizer.r_drop
+        shares = self.tokenizer.joint or model.tied != "all"
+        reason = "where tokenizer.joint=False: two vocabularies cannot share one matrix"
+        self.require(shares, "model.tied", f"decoder or none {reason}")
         dropped = model.dropout or model.attention_dropout or model.ffn_dropout
-        if self.optimizer.r_drop and not dropped:
-            raise UserError(
-                f"optimizer.r_drop={self.optimizer.r_drop!r}: must be 0 where model.dropout=0: "
-                "it compares predictions under different dropout"
-            )
+        want = "0 where model.dropout=0: it compares predictions under different dropout"
+        self.require(not r_drop or dropped > 0, "optimizer.r_drop", want)
 
 
 def to_json(config: Any) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import Int, Int64, UInt64
 
 from transformer_jax.config import DataConfig
-from transformer_jax.errors import UserError
 
 VERSION = 2
 """The version of this order, which run cards name."""
@@ -94,10 +93,8 @@ def shares_of(sizes: Sequence[int], config: DataConfig) -> list[Fraction] | None
     if weights is None:
         return None
     for name, size, weight in zip(config.train, sizes, weights, strict=True):
-        if weight and not size:
-            raise UserError(
-                f"data.weights={config.weights}: must be 0 for {name}, of which no pair is used"
-            )
+        want = f"0 for {name}, of which no pair is used"
+        config.require(size > 0 or not weight, "weights", want)
     exact = [Fraction(weight) for weight in weights]
     return [weight / sum(exact) for weight in exact]
 

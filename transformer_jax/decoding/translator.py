@@ -370,11 +370,8 @@ class Translator(TrainedModel):
             raise UserError(
                 "decode.suppress: must not hold the end symbol </s>, which ends outputs"
             )
-        least = config.decode.min_length
-        if least >= self.max_length:
-            raise UserError(
-                f"decode.min_length={least}: must be below model.max_length={self.max_length}"
-            )
+        below = config.decode.min_length < self.max_length
+        config.decode.require(below, "min_length", f"below model.max_length={self.max_length}")
         self._suppressed = suppressed
         if self._shortlist is not None:  # which leaves out the others; special ids keep their place
             suppressed = [id for id in suppressed if id <= UNK]

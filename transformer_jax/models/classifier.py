@@ -8,7 +8,6 @@ from transformer_jax.attention.masks import Mask, padding_mask
 from transformer_jax.attention.multi_head import Context, MultiHeadAttention
 from transformer_jax.config import ModelConfig
 from transformer_jax.dropout import dropout
-from transformer_jax.errors import UserError
 from transformer_jax.models.embedding import Embedding
 from transformer_jax.models.layers import Encoder, split_rng
 from transformer_jax.models.transformer import Model, to_output
@@ -79,8 +78,6 @@ def check_labels(config: ModelConfig, length: Size) -> None:
 
     UserError: it has fewer.
     """
-    if config.labels is not None and length > config.labels + 1:
-        raise UserError(
-            f"model.labels={config.labels}: must be at least {length - 1}, since there are targets "
-            f"of {length} tokens, end symbol included"
-        )
+    enough = config.labels is None or length <= config.labels + 1
+    reason = f"since there are targets of {length} tokens, end symbol included"
+    config.require(enough, "labels", f"at least {length - 1}, {reason}")

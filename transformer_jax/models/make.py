@@ -1,6 +1,6 @@
 """Checks a config against the tables of what it names, builds its model, and counts parameters."""
 
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax
@@ -99,7 +99,10 @@ def check_packing(config: ModelConfig) -> None:
 def _check_attention(config: ModelConfig, role: str, kind: Kind) -> None:
     attention, depth = getattr(config, role), config.depth_of(role)
     look_up(SCORES, attention.score, f"model.{role}.score")
-    require = partial(config.require_attention, role)
+
+    def require(ok: bool, name: str, want: str) -> None:
+        config.require(ok, f"{role}.{name}", want)
+
     is_label = role == "cross_attention" and config.labels is not None
     reason = kind.excluded.get("label_attention" if is_label else role)
     require(reason is None, "kind", f"another kind, since {reason}")
@@ -109,17 +112,11 @@ def _check_attention(config: ModelConfig, role: str, kind: Kind) -> None:
     require(kind.score or attention.score == "scaled_dot", "score", f"left out for {label}")
     one = attention.layer is not None or not kind.one_layer
     require(one, "layer", f"named (0 to {depth - 1}) for {label}")
-    if not kind.projections and config.positions == "rotary":
-        raise UserError(
-            f"model.positions={config.positions!r}: must be other than rotary with attention of "
-            f"kind {label}"
-        )
-    if config.attention_dropout and not (kind.dropout and SCORES[attention.score].product):
-        what = f"score {attention.score}" if kind.dropout else f"kind {attention.kind}"
-        raise UserError(
-            f"model.attention_dropout={config.attention_dropout!r}: must be 0 with attention of "
-            f"{what}"
-        )
+    fits = kind.projections or config.positions != "rotary"
+    config.require(fits, "positions", f"other than rotary with attention of kind {label}")
+    fits = not config.attention_dropout or (kind.dropout and SCORES[attention.score].product)
+    what = f"score {attention.score}" if kind.dropout else f"kind {label}"
+    config.require(fits, "attention_dropout", f"0 with attention of {what}")
 
 
 def _check_self_layer(config: ModelConfig) -> None:
@@ -131,11 +128,7 @@ def _check_self_layer(config: ModelConfig) -> None:
         "decoder_attention": (entry.attention or config.decoder_attention == plain, "left out"),
     }
     for name, (ok, want) in required.items():
-        if not ok:
-            raise UserError(
-                f"model.{name}={getattr(config, name)!r}: must be {want} with "
-                f"model.self_layer={config.self_layer!r}"
-            )
+        config.require(ok, name, f"{want} with model.self_layer={config.self_layer!r}")
 
 
 def _check_kernel(config: ModelConfig, kernel: AnyKernel) -> None:

@@ -104,11 +104,9 @@ class Transformer(Model):
             self.source_embedding = Embedding(config, self.source_vocabulary, self.constrain)
         self.encoder = Encoder(config, self.kernel, self.constrain, self.remat)
         self.decoder = Decoder(config, self.kernel, self.constrain, self.remat)
-        if config.start_id >= self.target_vocabulary:
-            raise UserError(
-                f"model.decoder_start_id={config.decoder_start_id}: must be below the target's "
-                f"{self.target_vocabulary} ids"
-            )
+        is_known = config.start_id < self.target_vocabulary
+        want = f"below the target's {self.target_vocabulary} ids"
+        config.require(is_known, "decoder_start_id", want)
         self._set_up_output()
 
     def __call__(self, batch: Batch, rng: Key | None = None) -> ModelOutput:
