@@ -75,14 +75,14 @@ class AttentionInputs(NamedTuple):
         return score.prepare(query, keys, positions, **self._parameters(score.params))
 
     def comparison(self) -> Partial:
-        """Returns the function that scores prepared queries and keys, and adds the bias."""
+        """Returns the function that scores prepared queries and keys, without the bias."""
         score = SCORES[self.config.score]
-        compare = Partial(score.compare, **self._parameters(score.compare_params))
-        return compare if self.bias is None else Partial(_biased, compare, self.bias)
+        return Partial(score.compare, **self._parameters(score.compare_params))
 
     def score(self, query: Array, keys: Array) -> Float[Array, "B N T S"]:
         """Returns the scores of the config's score function, plus the bias."""
-        return self.comparison()(*self.prepare(query, keys))
+        scores = self.comparison()(*self.prepare(query, keys))
+        return scores if self.bias is None else scores + self.bias
 
     def _parameters(self, dimensions: Mapping[str, str]) -> dict[str, Array]:
         """Returns the parameters that a score declares, by name."""
@@ -91,10 +91,6 @@ class AttentionInputs(NamedTuple):
             name: self.vector(name) if of == "H" else self.matrix(name, *shapes[of])
             for name, of in dimensions.items()
         }
-
-
-def _biased(compare: Partial, bias: Array, query: Array, keys: Array) -> Array:
-    return compare(query, keys) + bias
 
 
 class AttentionOutput(NamedTuple):
