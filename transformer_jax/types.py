@@ -131,6 +131,15 @@ def take_beams(tree: Any, beams: Int[Array, "B C"]) -> Any:
     return jax.tree.map(take, tree)
 
 
+def map_nodes(function: Callable[[Any], Any], kind: Any, tree: Any) -> Any:
+    """Returns the tree with `function(node)` in place of each node of the type `kind`."""
+    return jax.tree.map(
+        lambda node: function(node) if isinstance(node, kind) else node,
+        tree,
+        is_leaf=lambda node: isinstance(node, kind),
+    )
+
+
 class Batch(NamedTuple):
     """A batch of sentence pairs as ids, padded with `PAD`.
 

@@ -28,7 +28,7 @@ from transformer_jax.decoding.processors import (
 )
 from transformer_jax.decoding.top_k import first_argmax
 from transformer_jax.special_ids import PAD
-from transformer_jax.types import DecodeState, LayerState, Size, take_beams
+from transformer_jax.types import DecodeState, LayerState, Size, map_nodes, take_beams
 
 Index = Int[Array, ""]
 Step = Callable[[Int[Array, "B K"], Any, Index], tuple[Float[Array, "B K V"], Any, Any]]
@@ -166,14 +166,11 @@ def no_ids(shape: tuple[Size, int], rules: Rules) -> Hypotheses:
 def pad_ids(beam: Any, length: int) -> Any:
     """Returns `Progress.beam`, all hypotheses in it with `ids` padded to `length` positions."""
 
-    def padded(node: Any) -> Any:
-        if not isinstance(node, Hypotheses):
-            return node
-        added = length - node.ids.shape[2]
-        ids = jnp.pad(node.ids, ((0, 0), (0, 0), (0, added)), constant_values=PAD)
-        return node._replace(ids=ids)
+    def padded(hypotheses: Hypotheses) -> Hypotheses:
+        widths = ((0, 0), (0, 0), (0, length - hypotheses.ids.shape[2]))
+        return hypotheses._replace(ids=jnp.pad(hypotheses.ids, widths, constant_values=PAD))
 
-    return jax.tree.map(padded, beam, is_leaf=lambda node: isinstance(node, Hypotheses))
+    return map_nodes(padded, Hypotheses, beam)
 
 
 def finished(hypotheses: Hypotheses, rules: Rules) -> Hypotheses:
@@ -200,13 +197,7 @@ def reorder(state: Any, parents: Int[Array, "B K"]) -> Any:
 
     Reorders each `DecodeState` or `LayerState` in it. Other arrays stay as they are.
     """
-
-    def is_state(node: Any) -> bool:
-        return isinstance(node, DecodeState | LayerState)
-
-    return jax.tree.map(
-        lambda node: node.reordered(parents) if is_state(node) else node, state, is_leaf=is_state
-    )
+    return map_nodes(lambda node: node.reordered(parents), DecodeState | LayerState, state)
 
 
 # Strategies that extend each hypothesis by itself

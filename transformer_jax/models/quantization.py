@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.models.parameter_paths import input_dimensions, map_with_paths
-from transformer_jax.types import HostOrDeviceArray, Params
+from transformer_jax.types import HostOrDeviceArray, Params, map_nodes
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["values", "scales"], meta_fields=[])
@@ -31,11 +31,7 @@ def quantize(params: Params) -> Params:
 
 def dequantize(params: Params) -> Params:
     """Returns the parameters with float32 arrays; those that have no others as they are."""
-    return jax.tree.map(
-        lambda x: x.values.astype(jnp.float32) * x.scales if isinstance(x, Quantized) else x,
-        params,
-        is_leaf=lambda x: isinstance(x, Quantized),
-    )
+    return map_nodes(lambda x: x.values.astype(jnp.float32) * x.scales, Quantized, params)
 
 
 def _quantize(path: str, array: Any) -> Any:
