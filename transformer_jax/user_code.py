@@ -10,7 +10,7 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, about
 
 
 def is_function_name(name: str) -> bool:
@@ -44,10 +44,8 @@ def load_function(option: str, name: str) -> Callable[..., Any]:
     _, colon, attribute = name.partition(":")
     if not colon:
         raise UserError(f"{option} {name!r}: must be MODULE:FUNCTION")
-    try:
+    with about(f"{option} {name!r}: cannot be imported", AttributeError):
         function = getattr(import_module(option, name), attribute)
-    except AttributeError as error:
-        raise UserError(f"{option} {name!r}: cannot be imported: {error}") from error
     if not callable(function):
         raise UserError(f"{option} {name!r}: is not a function")
 
