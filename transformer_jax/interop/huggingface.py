@@ -198,10 +198,8 @@ def _read_arrays(
     model shares.
     """
     read_file(path, digests)  # for its digest: safetensors reads bfloat16 from a file only
-    try:
+    with about(f"{path}: cannot be read", SafetensorError, TypeError, KeyError):
         arrays = load_file(path)
-    except (SafetensorError, OSError, TypeError, KeyError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
     for name, array in arrays.items():
         if array.dtype.name not in ("float32", "float16", "bfloat16"):
             raise UserError(f"{name}: is of the type {array.dtype}; must be float32")
