@@ -150,9 +150,8 @@ def _only(log_probs: LogProbs, ids: Int[Array, "B K I"], values: Float[Array, "B
 LengthPenalty = Callable[[Float[Array, "*B"], Float[Array, "#*B"]], Float[Array, "*B"]]
 
 
-def unnormalized(log_prob: Any, length: Any) -> Any:
+def unnormalized(log_prob: Any, _: Any) -> Any:
     """Returns the log probability."""
-    del length
     return log_prob
 
 
