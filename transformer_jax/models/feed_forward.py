@@ -8,7 +8,7 @@ from collections.abc import Callable
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from transformer_jax.config import ModelConfig, look_up
+from transformer_jax.config import ModelConfig
 from transformer_jax.dense import dense
 from transformer_jax.dropout import dropout
 from transformer_jax.types import Auxiliary, Constrain, Hidden, Key, no_auxiliary, unconstrained
@@ -24,11 +24,6 @@ ACTIVATIONS: dict[str, Callable[[Project], Float[Array, "B T F"]]] = {
     "swiglu": lambda project: nn.silu(project("gate")) * project("in"),
 }
 """The hidden layer of the network by the config's `activation`."""
-
-
-def find_activation(name: str) -> Callable[[Project], Float[Array, "B T F"]]:
-    """Returns the hidden layer `name`. UserError: it is unknown."""
-    return look_up(ACTIVATIONS, name, "model.activation")
 
 
 class FeedForward(nn.Module):
@@ -47,7 +42,7 @@ class FeedForward(nn.Module):
         rng: of dropout on the hidden layer; None: evaluation.
         """
         config = self.config
-        activation = find_activation(config.activation)
+        activation = ACTIVATIONS[config.activation]
         hidden = activation(lambda name: dense(config, config.d_ff, name=name)(x))
         hidden = self.constrain(hidden, ("batch", "length", "d_ff"))
         output = dense(config, config.d_model, name="out")(dropout(hidden, config.ffn_dropout, rng))

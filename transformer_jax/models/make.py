@@ -12,7 +12,7 @@ from transformer_jax.attention.scores import SCORES
 from transformer_jax.config import ROLES, AttentionConfig, ModelConfig, look_up
 from transformer_jax.errors import UserError
 from transformer_jax.models.classifier import Classifier
-from transformer_jax.models.feed_forward import find_activation
+from transformer_jax.models.feed_forward import ACTIVATIONS
 from transformer_jax.models.quantization import quantize
 from transformer_jax.models.self_layers import find_self_layer
 from transformer_jax.models.transformer import Model, Transformer
@@ -72,7 +72,7 @@ def check_model(config: ModelConfig, kernel: AnyKernel = "auto") -> None:
 
     UserError: a check fails; the message names the field, its value and what would be right.
     """
-    find_activation(config.activation)
+    look_up(ACTIVATIONS, config.activation, "model.activation")
     for role in ROLES:
         _check_attention(config, role, find_kind(role, getattr(config, role).kind))
     _check_self_layer(config)
