@@ -19,7 +19,7 @@ from transformer_jax.decoding.loop import Loop
 from transformer_jax.decoding.scoring import HeadSelection, Scorer
 from transformer_jax.decoding.strategies import Lines, Phases, greatest_length, make_phases
 from transformer_jax.decoding.trained import Member, TrainedModel, padded
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, about
 from transformer_jax.parallel import processes
 from transformer_jax.parallel.compile import DETERMINISTIC, REPLICATED, compile_function
 from transformer_jax.special_ids import EOS, PAD, UNK
@@ -399,22 +399,19 @@ class Translator(TrainedModel):
             raise UserError(f"line {number}: its phrases are a text; give a list of texts")
         encode, source = self.tokenizers.target.encode, self.encode(line, number)
         request = _Request(source, encode(prefix), _without_contained(map(encode, phrases)), number)
-        if request.phrases and self.config.decode.sample:
+        decode, held = self.config.decode, sum(map(len, request.phrases))
+        if held and decode.sample:
             raise UserError(f"line {number}: has phrases, which samples cannot hold; search")
-        most = greatest_length(self.models, self.config.decode, len(source)) if source else 0
-        counts = {"prefix has": len(request.prefix), "phrases have": sum(map(len, request.phrases))}
-        for what, count in counts.items():
+        most = greatest_length(self.models, decode, len(source)) if source else 0
+        for what, count in (("prefix has", len(request.prefix)), ("phrases have", held)):
             if count and count >= most:
                 raise UserError(
                     f"line {number}: its {what} {count} tokens; must be below the greatest length "
                     f"of its output, {most}"
                 )
-        least, beam = sum(map(len, request.phrases)) + 1, self.config.decode.beam
-        if request.phrases and beam < least:
-            raise UserError(
-                f"line {number}: decode.beam={beam}: must be at least {least}, one more than the "
-                "tokens of its phrases"
-            )
+        want = f"at least {held + 1}, one more than the tokens of its phrases"
+        with about(f"line {number}"):
+            decode.require(not held or decode.beam > held, "beam", want)
         return request
 
 
