@@ -245,16 +245,6 @@ class Translator(TrainedModel):
         decode = self.config.decode
         done(sum(request.lines for request in requests if not request.source))
 
-        def lines_of(shape: tuple[int, int], members: Sequence[int]) -> Lines:
-            lines = self._lines([requests[i] for i in members], shape)
-            if decode.sample:
-                numbers = np.zeros(shape[0], np.int32)
-                numbers[: len(members)] = [requests[i].number for i in members]
-                lines = lines._replace(numbers=numbers)
-            # All devices and processes have the same candidates, which are no rows.
-            on_mesh = self.on_mesh(lines._replace(candidates=None))
-            return on_mesh._replace(candidates=lines.candidates)
-
         lengths = [len(request.source) for request in requests]
         batches = list(self.batches(lengths, decode.batch_tokens // decode.hypotheses))
 
@@ -266,7 +256,7 @@ class Translator(TrainedModel):
         loop = Loop(
             self._phases,
             self.all_params,
-            [lines_of(*batch) for batch in batches],
+            [self._lines([requests[i] for i in members], shape) for shape, members in batches],
             # `cancelled` may ask other processes, which must be asked by all in the same order.
             threads=THREADS if one_device and self._cancelled is None else 1,
             # Merged sentences would need the candidates of all.
@@ -283,8 +273,12 @@ class Translator(TrainedModel):
         return results
 
     def _lines(self, requests: Sequence[_Request], shape: tuple[int, int]) -> Lines:
-        """Returns a batch of requests; prefixes and phrases have few shapes, too."""
+        """Returns a batch of requests on the devices; prefixes and phrases have few shapes, too."""
         lines = Lines(source=padded([request.source for request in requests], shape))
+        if self.config.decode.sample:
+            numbers = np.zeros(shape[0], np.int32)
+            numbers[: len(requests)] = [request.number for request in requests]
+            lines = lines._replace(numbers=numbers)
         if self._shortlist is not None:
             lines, requests = self._among_candidates(lines, requests, self._shortlist)
         if any(request.prefix for request in requests):
@@ -299,7 +293,9 @@ class Translator(TrainedModel):
             for row, of_line in enumerate(phrases):
                 array[row] = padded(of_line, (most, longest))
             lines = lines._replace(phrases=array)
-        return lines
+        # All devices and processes have the same candidates, which are no rows.
+        on_mesh = self.on_mesh(lines._replace(candidates=None))
+        return on_mesh._replace(candidates=lines.candidates)
 
     def _among_candidates(
         self, lines: Lines, requests: Sequence[_Request], shortlist: Shortlist
