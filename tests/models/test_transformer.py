@@ -123,7 +123,7 @@ def test_initial_values() -> None:
 
 
 def test_two_vocabularies_cannot_be_tied() -> None:
-    with pytest.raises(ValueError, match=r"model\.tied='all': needs one vocabulary, not 13 and 17"):
+    with pytest.raises(ValueError, match=r"tied='all': must be decoder .* of 13 and 17 ids"):
         shapes_of(tiny(), 13, 17)
 
 

@@ -13,7 +13,6 @@ from jaxtyping import Array, Float, Int
 from transformer_jax.attention.kernels import AnyKernel
 from transformer_jax.attention.masks import Mask, padding_mask
 from transformer_jax.config import ModelConfig
-from transformer_jax.errors import UserError
 from transformer_jax.models.embedding import Embedding, check_length, project
 from transformer_jax.models.layers import Decoder, Encoder, split_rng
 from transformer_jax.models.self_layers import make_self_layer
@@ -94,11 +93,9 @@ class Transformer(Model):
         shards = 1 if config.tied == "none" else self.shards
         self.target_embedding = Embedding(config, self.target_vocabulary, self.constrain, shards)
         if config.tied == "all":
-            if self.source_vocabulary != self.target_vocabulary:
-                raise UserError(
-                    f"model.tied='all': needs one vocabulary, not {self.source_vocabulary} and "
-                    f"{self.target_vocabulary} ids; set model.tied=decoder or tokenizer.joint=true"
-                )
+            is_joint = self.source_vocabulary == self.target_vocabulary
+            sizes = f"vocabularies of {self.source_vocabulary} and {self.target_vocabulary} ids"
+            config.require(is_joint, "tied", f"decoder with {sizes}; or set tokenizer.joint=true")
             self.source_embedding = self.target_embedding
         else:
             self.source_embedding = Embedding(config, self.source_vocabulary, self.constrain)
