@@ -68,17 +68,15 @@ class Tokenizer:
     def __init__(self, model: bytes) -> None:
         self.model = model
         self.digest = hashlib.sha256(model).hexdigest()
-        self._processor = sentencepiece.SentencePieceProcessor()
+        processor = self._processor = sentencepiece.SentencePieceProcessor()
         try:
-            self._processor.LoadFromSerializedProto(model)
+            processor.LoadFromSerializedProto(model)
         except RuntimeError as error:
             raise UserError("not a SentencePiece model, or a damaged one") from error
-        model_size = self._processor.get_piece_size()
-        names = ("pad", "bos", "eos", "unk")  # in the order of our ids
-        special = [getattr(self._processor, f"{name}_id")() for name in names]
-        others = [i for i in range(model_size) if i not in special]
-        self.size = len(special) + len(others)
-        self.model_ids = special + others
+        model_size = processor.get_piece_size()
+        special = [processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id()]
+        self.model_ids = special + [i for i in range(model_size) if i not in special]
+        self.size = len(self.model_ids)
         self.our_ids = np.full(model_size, PAD, np.int32)
         for id, model_id in enumerate(self.model_ids):
             if model_id >= 0:
