@@ -1,5 +1,6 @@
 """Small models, batches and comparisons that several tests share."""
 
+import json
 import os
 import random
 import subprocess
@@ -284,6 +285,17 @@ def error_line(arguments: list[str], capsys: Capture) -> str:
     assert len(lines) == 1, shown.err
     assert lines[0].startswith("transformer-jax: error: ")
     return lines[0]
+
+
+def printed(arguments: list[str], capsys: Capture) -> str:
+    """What a command prints on standard output."""
+    main(arguments)
+    return capsys.readouterr().out
+
+
+def json_lines(arguments: list[str], capsys: Capture) -> list[Any]:
+    """The values that a command prints as JSON, one on each line."""
+    return [json.loads(line) for line in printed(arguments, capsys).splitlines()]
 
 
 def normalized(tokenizer: Tokenizer, text: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from common import Capture, Patch, error_line, flat
+from common import Capture, Patch, error_line, flat, printed
 
 from transformer_jax import __version__
 from transformer_jax.cli.arguments import ConfigArguments, options_of, parse, split_config
@@ -130,8 +130,7 @@ def test_a_kernel_that_a_json_file_names_is_not_imported(
 
 
 def test_versions_are_those_of_a_report(capsys: Capture) -> None:
-    main(["--version"])
-    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    lines = dict(line.split(maxsplit=1) for line in printed(["--version"], capsys).splitlines())
     assert lines["transformer-jax"] == __version__
     assert (lines["jax"], lines["flax"]) == (jax.__version__, version("flax"))
     assert lines["python"] == platform.python_version()

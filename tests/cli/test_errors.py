@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from common import Capture, Patch, error_line
+from common import Capture, Patch, error_line, printed
 from object_store import Bucket
 
 from tools.common import config_file
@@ -198,8 +198,7 @@ def test_an_old_best_step_is_not_averaged(copied: Path, tmp_path: Path, capsys: 
     command = ["average", f"--run={copied}", f"--out={tmp_path / 'out'}"]
     error = error_line([*command, "--last=3"], capsys)
     assert f"2 newest checkpoints ({steps[-2]}, {steps[-1]})" in error
-    main(command)
-    assert f"average of steps {steps[-2]}, {steps[-1]}" in capsys.readouterr().out
+    assert f"average of steps {steps[-2]}, {steps[-1]}" in printed(command, capsys)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "score", "align"])
@@ -229,8 +228,7 @@ def test_the_cache_of_another_machine(copied: Path, tmp_path: Path, capsys: Capt
     elsewhere = str(tmp_path / "elsewhere")
     edit_config(copied, lambda config: config["data"].update(cache=elsewhere))
     main(["evaluate", f"--run={copied}", "--beam=1"])
-    main(["inspect", f"--run={copied}"])
-    assert "loss" in capsys.readouterr().out
+    assert "loss" in printed(["inspect", f"--run={copied}"], capsys)
     assert not (tmp_path / "elsewhere").exists()
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import sacrebleu
-from common import ONE_DEVICE, Capture, Log, Patch, changed, error_line
+from common import ONE_DEVICE, Capture, Log, Patch, changed, error_line, json_lines, printed
 from object_store import Bucket
 
 from tools.common import config_file as write_config
@@ -250,8 +250,8 @@ def test_translations_as_json(finished: Run, tmp_path: Path, capsys: Capture) ->
     source.write_text("red old\n\nblue new green\n")
     prefix.write_text("\n\nneu\n")
     command = ["translate", f"--run={finished.folder}", f"--input={source}", "--json"]
-    main([*command, "--beam=3", "--n-best=2", "--penalty=none", f"--prefix={prefix}"])
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    options = ["--beam=3", "--n-best=2", "--penalty=none", f"--prefix={prefix}"]
+    lines = json_lines([*command, *options], capsys)
     assert [line["line"] for line in lines] == [1, 2, 3]
     assert lines[1]["text"] == ""
     assert lines[2]["text"].startswith("neu")
@@ -260,8 +260,8 @@ def test_translations_as_json(finished: Run, tmp_path: Path, capsys: Capture) ->
         for each in line["n_best"]:
             assert each["score"] == each["log_prob"]
             assert "".join(each["tokens"]).replace("</s>", "").replace("▁", " ").strip()
-    main([*command, "--config.decode.sample=True", "--config.decode.seed=3"])
-    assert all("n_best" not in json.loads(line) for line in capsys.readouterr().out.splitlines())
+    sampled = json_lines([*command, "--config.decode.sample=True"], capsys)
+    assert all("n_best" not in line for line in sampled)
     message = "decode.n_best=2: needs --json; plain output has a line for each"
     assert message in error_line([*command[:-1], "--n-best=2"], capsys)
     prefix.write_text("neu\n")
@@ -277,11 +277,10 @@ def test_options_of_the_search_together(finished: Run, tmp_path: Path, capsys: C
     (tmp_path / "source").write_text("red\n")
     command = ["translate", f"--run={finished.folder}", f"--input={tmp_path / 'source'}", "--json"]
     for options in (["--n-best=5", "--beam=5"], ["--beam=1", "--config.decode.n-best=1"]):
-        main([*command, *options])
-        assert json.loads(capsys.readouterr().out)["line"] == 1
+        assert json_lines([*command, *options], capsys)[0]["line"] == 1
     assert "n_best=5: must be at most" in error_line([*command, "--n-best=5"], capsys)
-    main(["evaluate", f"--run={finished.folder}", "--config.decode.n-best=4", "--beam=1,2"])
-    assert len(capsys.readouterr().out.splitlines()) == 6
+    command = ["evaluate", f"--run={finished.folder}", "--config.decode.n-best=4", "--beam=1,2"]
+    assert len(printed(command, capsys).splitlines()) == 6
 
 
 def test_an_interrupted_file_is_continued(
@@ -294,8 +293,7 @@ def test_an_interrupted_file_is_continued(
     out, seen = tmp_path / "out", []
     command = ["translate", f"--run={finished.folder}", f"--input={tmp_path / 'in'}", "--json"]
     command += [f"--prefix={tmp_path / 'prefix'}", "--config.decode.sample=True"]
-    main(command)
-    whole = capsys.readouterr().out
+    whole = printed(command, capsys)
     translate = Translator.translate
 
     def interrupted(self: Translator, texts: list[str], *rest: Any, **options: Any) -> Any:
@@ -425,8 +423,7 @@ def test_a_long_line_is_translated_in_parts_or_cut_with_a_warning(
 ) -> None:
     (tmp_path / "input").write_text(f"red\n{'red old. ' * 20}\n")
     command = ["translate", f"--run={finished.folder}", f"--input={tmp_path / 'input'}", "--json"]
-    main([*command, "--n-best=2", "--beam=2", "--align", "all"])
-    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    first, second = json_lines([*command, "--n-best=2", "--beam=2", "--align", "all"], capsys)
     assert "parts" not in first
     assert [part["source"] for part in second["parts"]] == ["red old."] * 20
     assert " ".join(part["text"] for part in second["parts"]) == second["text"]
@@ -434,8 +431,7 @@ def test_a_long_line_is_translated_in_parts_or_cut_with_a_warning(
     assert second["log_prob"] == pytest.approx(total)
     assert all(part["alignment"] for part in second["parts"])
     assert "cut from" not in caplog.text
-    main([*command, "--truncate"])
-    assert "parts" not in capsys.readouterr().out
+    assert "parts" not in printed([*command, "--truncate"], capsys)
     assert "line 2: cut from" in caplog.text
     assert "model.max_length=32" in caplog.text
 
@@ -472,15 +468,13 @@ def test_no_input_is_replaced(command: str, finished: Run, tmp_path: Path, capsy
 
 def test_evaluation_prints_scores_and_signatures(finished: Run, capsys: Capture) -> None:
     command = ["evaluate", f"--run={finished.folder}", "--beam=1"]
-    main([*command, "--language=de", "--show=2"])
-    text = capsys.readouterr().out
+    text = printed([*command, "--language=de", "--show=2"], capsys)
     assert text.count("reference ") == 2
     assert re.findall(r"^line (\d), chrF [\d.]+\nsource ", text, re.M) == ["1", "2"]
     assert f"{finished.config.data.dev[0]}, step {finished.best_step()}: bleu " in text
     assert "tok:13a" in text
     assert "bleu_lower_tokenized" in text
-    main([*command, "--json"])
-    scores = json.loads(capsys.readouterr().out)
+    (scores,) = json_lines([*command, "--json"], capsys)
     assert (scores["search"]["beam"], scores["steps"]) == (1, [finished.best_step()])
     assert {"bleu", "chrf", "exact", "loss", "perplexity", "signatures"} <= scores.keys()
 
@@ -494,8 +488,7 @@ def test_evaluation_takes_a_tokenizer_and_further_references(
     command = ["evaluate", f"--run={finished.folder}", "--beam=1", "--json"]
 
     def scores(*more: str) -> dict[str, Any]:
-        main([*command, *more])
-        return json.loads(capsys.readouterr().out)
+        return json_lines([*command, *more], capsys)[0]
 
     one, several = scores(), scores("--references", target, target, "--tokenize", "char")
     assert several["signatures"]["bleu"].startswith("nrefs:3|")
@@ -547,19 +540,18 @@ def test_searches_are_compared_in_one_table_and_with_a_baseline(
     count = len(Path(data.split(",")[0]).read_text().splitlines())
     baseline = tmp_path / "baseline"
     command = ["evaluate", f"--run={finished.folder}"]
-    main([*command, "--beam=1,3", "--alpha=0.6,1.0"])
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[-5:]]
+    table = printed([*command, "--beam=1,3", "--alpha=0.6,1.0"], capsys)
+    rows = [line.split() for line in table.splitlines()[-5:]]
     assert rows[0] == ["beam", "alpha", "bleu", "chrf", "length_ratio", "sentences_per_s"]
     assert [row[:2] for row in rows[1:]] == [["1", "0.6"], ["1", "1"], ["3", "0.6"], ["3", "1"]]
     baseline.write_text("x\n" * count)
-    main([*command, "--beam=1", f"--baseline={baseline}", "--json"])
-    compared = json.loads(capsys.readouterr().out)["baseline"]
+    scores = json_lines([*command, "--beam=1", f"--baseline={baseline}", "--json"], capsys)
+    compared = scores[0]["baseline"]
     for name in ("bleu", "chrf"):
         assert compared[name]["baseline"]["score"] < compared[name]["ours"]["score"]
         assert 0 <= compared[name]["p_value"] <= 1
     assert compared["chrf"]["p_value"] < 0.05
-    main([*command, "--beam=1", f"--baseline={baseline}", "--worst=1"])
-    text = capsys.readouterr().out
+    text = printed([*command, "--beam=1", f"--baseline={baseline}", "--worst=1"], capsys)
     assert text.count("worst output") == text.count("best output") == 1
     assert re.search(r"chrf [\d.]+ \(± [\d.]+\), baseline [\d.]+ .* p = 0\.0", text)
     baseline.write_text("rot\n")
@@ -575,8 +567,7 @@ def test_pairs_are_scored_and_aligned(finished: Run, tmp_path: Path, capsys: Cap
     phrases.write_text("neu\n\nalt\tneu\n")
     run_option, pairs = f"--run={finished.folder}", f"--data={source},{target}"
     command = ["translate", run_option, f"--input={source}", f"--phrases={phrases}"]
-    main([*command, "--json", "--beam=4", "--align", "all"])
-    first, blank, last = map(json.loads, capsys.readouterr().out.splitlines())
+    first, blank, last = json_lines([*command, "--json", "--beam=4", "--align", "all"], capsys)
     assert "neu" in first["text"]
     assert all(word in last["text"] for word in ("alt", "neu"))
     assert blank["text"] == blank["alignment"] == ""
@@ -588,12 +579,10 @@ def test_pairs_are_scored_and_aligned(finished: Run, tmp_path: Path, capsys: Cap
     numbers = [float(line) for line in out.splitlines()]
     assert numbers[1] == 0
     assert re.search(r"\d+ tokens: perplexity [\d.]+\n$", error)
-    main(["score", run_option, pairs, "--json"])
-    scored = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    main(["score", run_option, run_option, pairs])  # an ensemble
-    assert capsys.readouterr().out.splitlines()[1] == "0.000000"
-    main(["align", run_option, pairs])
-    alignments = capsys.readouterr().out.splitlines()
+    scored = json_lines(["score", run_option, pairs, "--json"], capsys)
+    of_ensemble = printed(["score", run_option, run_option, pairs], capsys)
+    assert of_ensemble.splitlines()[1] == "0.000000"
+    alignments = printed(["align", run_option, pairs], capsys).splitlines()
     assert alignments[1] == ""
     translator = Translator.load(finished.folder)
     scorer = Scorer(translator)
@@ -607,8 +596,7 @@ def test_pairs_are_scored_and_aligned(finished: Run, tmp_path: Path, capsys: Cap
         if scored[i]["tokens"] == line["tokens"]:
             assert numbers[i] == pytest.approx(line["log_prob"], abs=1e-4)
             assert alignments[i] == line["alignment"]
-    main(["align", run_option, pairs, "--layer=0.1", "--pieces"])
-    assert capsys.readouterr().out.count("\n") == 3
+    assert printed(["align", run_option, pairs, "--layer=0.1", "--pieces"], capsys).count("\n") == 3
     for layers, message in (("9", "layer 9 of cross-attention: does not exist"), ("a", "LAYER.H")):
         assert message in error_line(["align", run_option, pairs, f"--layer={layers}"], capsys)
     target.write_text("rot\n")
@@ -632,8 +620,7 @@ def test_each_pair_has_a_line_or_a_reason(finished: Run, tmp_path: Path, capsys:
     first = f"3 pairs left out; the first: {data}, line 2: has a target, but a blank source; give"
     assert first in error
     assert "2 tokens: perplexity" not in error
-    main(["score", *command, "--json"])
-    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    records = json_lines(["score", *command, "--json"], capsys)
     assert [record["line"] for record in records] == [1, 2, 3, 4, 5, 6]
     assert [record["log_prob"] is None for record in records] == [False, *[True] * 3, False, False]
     assert all("must be at most 31" in record["reason"] for record in records[2:4])
@@ -729,8 +716,8 @@ def test_inspection_prints_json_alone(finished: Run, capsys: Capture) -> None:
 
 @pytest.mark.long
 def test_inspection_compiles(finished: Run, capsys: Capture) -> None:
-    main(["inspect", f"--run={finished.folder}", "--config.data.shapes=1", "--compile"])
-    assert "compiled in, s" in capsys.readouterr().out
+    command = ["inspect", f"--run={finished.folder}", "--config.data.shapes=1", "--compile"]
+    assert "compiled in, s" in printed(command, capsys)
 
 
 def test_inspection_needs_no_data_for_what_the_run_holds(

@@ -1,6 +1,5 @@
 """Exported models, loaded again: CTranslate2's scores and text, StableHLO's states and ids."""
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import Capture, Patch, error_line
+from common import Capture, Patch, error_line, json_lines, printed
 
 from transformer_jax.cli.commands import Export
 from transformer_jax.cli.main import main
@@ -178,15 +177,13 @@ def test_int8_runs_translate_and_score_but_are_not_trained(
     finished: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     out, source = tmp_path / "int8", tmp_path / "source"
-    main(["export", f"--run={finished.folder}", "--format=int8", f"--out={out}"])
-    assert capsys.readouterr().out == f"{out}: int8 of {finished.folder}\n"
+    command = ["export", f"--run={finished.folder}", "--format=int8", f"--out={out}"]
+    assert printed(command, capsys) == f"{out}: int8 of {finished.folder}\n"
     source.write_text("red old\n\nblue new green\n")
-    outputs, losses = [], []
-    for folder in (finished.folder, out):
-        main(["translate", f"--run={folder}", f"--input={source}", "--beam=1", "--json"])
-        outputs.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
-        main(["evaluate", f"--run={folder}", "--beam=1", "--json"])
-        losses.append(json.loads(capsys.readouterr().out)["loss"])
+    outputs, losses, options = [], [], ("--beam=1", "--json")
+    for run in (f"--run={finished.folder}", f"--run={out}"):
+        outputs.append(json_lines(["translate", run, f"--input={source}", *options], capsys))
+        losses.append(json_lines(["evaluate", run, *options], capsys)[0]["loss"])
     for whole, rounded in zip(*outputs, strict=True):
         assert whole["text"] == rounded["text"]
         assert whole["log_prob"] == pytest.approx(rounded["log_prob"], abs=0.3)
@@ -196,12 +193,12 @@ def test_int8_runs_translate_and_score_but_are_not_trained(
     types = {str(leaf.dtype) for leaf in jax.tree.leaves(translator.params)}
     assert types == {"int8", "float32"}
 
-    other, run = f"--out={tmp_path / 'a'}", f"--run={out}"
+    other = f"--out={tmp_path / 'a'}"
     train = ["train", "--config=configs/quickstart.py", f"--run={tmp_path / 'a'}"]
     only = f"run {out}: model.weights='int8': only translates and scores; use the run that it was"
     for command, message in (
-        (["average", run, other], only),
-        (["export", run, "--format=int8", other], only),
+        (["average", f"--run={out}", other], only),
+        (["export", f"--run={out}", "--format=int8", other], only),
         ([*train, f"--init-from={out}"], only),
         ([*train, "--config.model.weights=int8"], "model.weights='int8': must be float32 to train"),
     ):
@@ -244,8 +241,7 @@ def test_stablehlo_programs_run_for_any_batch_and_length(
 ) -> None:
     out = tmp_path / "exported"
     command = ["export", f"--run={finished.folder}", "--format=stablehlo", f"--out={out}"]
-    main(command)
-    assert capsys.readouterr().out == f"{out}: stablehlo of {finished.folder}\n"
+    assert printed(command, capsys) == f"{out}: stablehlo of {finished.folder}\n"
     assert "exists already; name a new folder" in error_line(command, capsys)
     with np.load(out / "params.npz") as arrays:
         params = [arrays[name] for name in arrays.files]

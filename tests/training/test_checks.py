@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from broken import LAYERS
-from common import Patch, tiny
+from common import Patch, printed, tiny
 
 from tools.common import config_file
 from transformer_jax.cli.main import main
@@ -66,8 +66,7 @@ def test_the_command(tiny_config: Config, tmp_path: Path, monkeypatch: Patch, ca
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     path = config_file(replace(tiny_config, model=tiny()), tmp_path / "config.py")
     command = ["check", f"--config={path}", "--import=broken"]
-    main(command)
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(command, capsys).splitlines()
     assert [line[:10].strip() for line in lines] == ["ok"] * len(CHECKS)
     broken = ["--config.model.self-layer=AveragesItsLoss", "--config.execution.executor=pmap"]
     with pytest.raises(SystemExit, match="1"):
