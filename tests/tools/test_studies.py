@@ -14,13 +14,6 @@ from transformer_jax.decoding.evaluation import score
 from transformer_jax.text.files import read_lines
 from transformer_jax.training.setup import check_config
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_configs_are_those_of_the_committed_cards(name: str) -> None:
