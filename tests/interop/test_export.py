@@ -26,6 +26,7 @@ from transformer_jax.interop.formats import FORMATS, describe_formats
 from transformer_jax.models.make import make_model
 from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import BOS, EOS, PAD
+from transformer_jax.text.tokenizer import Tokenizer
 from transformer_jax.types import Batch
 
 MODEL = ModelConfig(layers=2, d_model=32, heads=4, d_ff=64, max_length=40, dropout=0.0)
@@ -45,14 +46,12 @@ EXPRESSIBLE: list[dict[str, Any]] = [
 ]
 
 
-def random_model(config: ModelConfig, sizes: tuple[int, int], scale: float = 1) -> tuple[Any, Any]:
-    """A model whose norms and biases are random, too. scale: a larger one makes logits differ."""
+def random_model(config: ModelConfig, sizes: tuple[int, int]) -> tuple[Any, Any]:
+    """A model whose norms and biases are random, too."""
     model, ids = make_model(config, *sizes), jnp.ones((1, 4), jnp.int32)
     params: Any = jax.jit(model.init)(jax.random.key(1), Batch(ids, ids, ids))["params"]
     noise = jax.random.key(2)
-    return model, jax.tree.map(
-        lambda x: scale * (x + 0.1 * jax.random.normal(noise, x.shape)), params
-    )
+    return model, jax.tree.map(lambda x: x + 0.1 * jax.random.normal(noise, x.shape), params)
 
 
 def with_model(run: Run, config: ModelConfig) -> Run:
@@ -64,6 +63,21 @@ def load_exported(config: ModelConfig, run: Run, params: Any, folder: Path) -> A
     """Exports a model with the run's tokenizers. Returns it as CTranslate2 loads it."""
     export(with_model(run, config), 1, params, folder)
     return ctranslate2.Translator(str(folder), compute_type="float32")
+
+
+def random_sentences(
+    tokenizer: Tokenizer, count: int, length: int
+) -> tuple[np.ndarray, list[list[str]]]:
+    """Sentences as ids, with the end symbol, and as pieces, without it."""
+    ids = np.random.default_rng(0).integers(4, tokenizer.size, (count, length), np.int32)
+    ids[:, -1] = EOS
+    return ids, pieces_of(ids, tokenizer)
+
+
+def pieces_of(ids: Any, tokenizer: Tokenizer) -> list[list[str]]:
+    """The pieces of each row, without padding and the end symbol."""
+    rows = np.asarray(ids).tolist()
+    return [tokenizer.pieces([i for i in row if i not in (PAD, EOS)]) for row in rows]
 
 
 def run_snippet(folder: Path, *sentences: str) -> list[str]:
@@ -83,48 +97,19 @@ def run_snippet(folder: Path, *sentences: str) -> list[str]:
 def test_ctranslate2_has_the_same_scores_and_text(
     changes: dict[str, Any], finished: Run, tmp_path: Path
 ) -> None:
-    tokenizers = finished.tokenizers
-    sizes = tokenizers.source.size, tokenizers.target.size
-    config = replace(MODEL, **changes)
-    model, params = random_model(config, sizes)
+    config, tokenizers = replace(MODEL, **changes), finished.tokenizers
+    model, params = random_model(config, tokenizers.sizes)
     loaded = load_exported(config, finished, params, tmp_path / "exported")
-    draw = np.random.default_rng(0)
-    source = draw.integers(4, sizes[0], (20, 9)).astype(np.int32)
-    source[:, -1] = EOS
-    target = np.pad(draw.integers(4, sizes[1], (20, 5)), ((0, 0), (0, 1)), constant_values=EOS)
-    pieces = [tokenizers.source.pieces(row[:-1].tolist()) for row in source]
-    wanted = [tokenizers.target.pieces(row[:-1].tolist()) for row in target]
-    ours, _ = jax.jit(make_score([model]))([params], [source, target.astype(np.int32)])
+    source, pieces = random_sentences(tokenizers.source, 20, 9)
+    target, wanted = random_sentences(tokenizers.target, 20, 6)
+    ours, _ = jax.jit(make_score([model]))([params], [source, target])
     theirs = [score.log_probs for score in loaded.score_batch(pieces, wanted)]
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
     ids = jax.jit(make_search([model], DecodeConfig(beam=1)))([params], Lines(source)).ids[:, 0]
     outputs = loaded.translate_batch(
         pieces, beam_size=1, max_decoding_length=28, suppress_sequences=[["<pad>"]]
     )
-    for row, other in zip(np.asarray(ids).tolist(), outputs, strict=True):
-        text = tokenizers.target.pieces([i for i in row if i not in (PAD, EOS)])
-        assert text == other.hypotheses[0]
-
-
-@pytest.mark.long
-def test_the_recipe_translates_alike_in_ctranslate2(finished: Run, tmp_path: Path) -> None:
-    recipe_model = load_config_file(Path("configs/multi30k_en_de.py")).model
-    config = replace(recipe_model, layers=2, d_model=40, d_ff=60, max_length=40)
-    assert (config.kv_heads, config.positions, config.norm) == (1, "rotary", "pre")
-    tokenizers = finished.tokenizers
-    model, params = random_model(config, tokenizers.sizes, 2)
-    loaded = load_exported(config, finished, params, tmp_path / "exported")
-    source = np.random.default_rng(0).integers(4, tokenizers.source.size, (400, 14))
-    source[:, -1] = EOS
-    pieces = [tokenizers.source.pieces(row[:-1].tolist()) for row in source]
-    search = jax.jit(make_search([model], DecodeConfig(beam=1, max_length=12)))
-    ids = np.asarray(search([params], Lines(source.astype(np.int32))).ids[:, 0]).tolist()
-    texts = [tokenizers.target.pieces([i for i in row if i not in (PAD, EOS)]) for row in ids]
-    limits = {"min_decoding_length": 0, "max_decoding_length": 12}
-    theirs = loaded.translate_batch(pieces, beam_size=1, suppress_sequences=[["<pad>"]], **limits)
-    same = [text == other.hypotheses[0] for text, other in zip(texts, theirs, strict=True)]
-    assert np.mean(same) >= 0.99
-    assert len({*map(tuple, texts)}) > 300
+    assert pieces_of(ids, tokenizers.target) == [output.hypotheses[0] for output in outputs]
 
 
 def test_the_program_beside_a_model_translates_as_the_run(finished: Run, tmp_path: Path) -> None:
@@ -136,16 +121,16 @@ def test_the_program_beside_a_model_translates_as_the_run(finished: Run, tmp_pat
 
 @pytest.mark.long
 def test_ctranslate2_finds_the_same_in_a_beam(finished: Run, tmp_path: Path) -> None:
+    """With the model of the recipe, and a bias of the output."""
+    recipe = load_config_file("multi30k_en_de").model
+    assert (recipe.kv_heads, recipe.positions, recipe.norm) == (1, "rotary", "pre")
+    config = replace(recipe, layers=2, d_model=40, d_ff=60, max_length=40, output_bias=True)
     tokenizers = finished.tokenizers
-    sizes = tokenizers.source.size, tokenizers.target.size
-    config = replace(MODEL, norm="pre", output_bias=True, kv_heads=1, positions="rotary")
-    model, params = random_model(config, sizes)
+    model, params = random_model(config, tokenizers.sizes)
     params["output_bias"] = params["output_bias"].at[EOS].add(1.0)  # so that some outputs end
     params["output_bias"] = params["output_bias"].at[PAD].set(-1e4)
     loaded = load_exported(config, finished, params, tmp_path / "exported")
-    source = np.random.default_rng(0).integers(4, sizes[0], (300, 9)).astype(np.int32)
-    source[:, -1] = EOS
-    pieces = [tokenizers.source.pieces(row[:-1].tolist()) for row in source]
+    source, pieces = random_sentences(tokenizers.source, 300, 9)
     theirs = loaded.translate_batch(
         pieces,
         beam_size=4,
@@ -161,10 +146,10 @@ def test_ctranslate2_finds_the_same_in_a_beam(finished: Run, tmp_path: Path) -> 
         )
         for early in (False, True)
     }
-    ids = np.asarray(ours[True].ids[:, 0]).tolist()
-    texts = [tokenizers.target.pieces([i for i in row if i not in (PAD, EOS)]) for row in ids]
+    ids = ours[True].ids[:, 0]
+    texts = pieces_of(ids, tokenizers.target)
     same = [text == other.hypotheses[0] for text, other in zip(texts, theirs, strict=True)]
-    assert 50 < sum(EOS in row for row in ids) < 290
+    assert 50 < np.sum(np.any(ids == EOS, axis=1)) < 290
     assert np.mean(same) >= 0.99
     scores = np.array([other.scores[0] for other in theirs])
     np.testing.assert_allclose(ours[True].scores[same, 0], scores[same], rtol=0, atol=1e-4)
@@ -248,7 +233,7 @@ def test_stablehlo_programs_run_for_any_batch_and_length(
     files = [bytearray((out / f"{name}.jax").read_bytes()) for name in ("encode", "step", "greedy")]
     encode, step, greedy = (partial(jax.export.deserialize(file).call, params) for file in files)
     tokenizers = finished.tokenizers
-    model = make_model(finished.config.model, tokenizers.source.size, tokenizers.target.size)
+    model = make_model(finished.config.model, *tokenizers.sizes)
     search = jax.jit(make_search([model], replace(finished.config.decode, beam=1, n_best=1)))
     params = finished.params()
     for rows, width in ((3, 5), (1, 9)):
