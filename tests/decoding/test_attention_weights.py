@@ -1,12 +1,10 @@
 """All attention weights of a pair."""
 
 import numpy as np
-import pytest
 
 from transformer_jax.decoding.attention_weights import attention_weights
 from transformer_jax.decoding.scoring import Scorer
 from transformer_jax.decoding.translator import Translator
-from transformer_jax.errors import UserError
 from transformer_jax.runs.run import Run
 
 
@@ -23,8 +21,3 @@ def test_they_are_those_of_teacher_forcing(finished: Run) -> None:
     for layers in weights.layers.values():
         np.testing.assert_allclose(layers[0].sum(axis=-1), 1, rtol=1e-5)
     assert not np.triu(weights.layers["decoder"][0], 1).any()
-
-
-def test_a_blank_sentence_has_none(finished: Run) -> None:
-    with pytest.raises(UserError, match="the sentence is blank"):
-        attention_weights(Translator.load(finished.folder), " ", "rot")

@@ -232,6 +232,7 @@ def claiming(elements: int) -> Callable[[Arrays], bytes]:
         (claiming(10**12), {}, "has the shape .*, but 1024 bytes of data"),
         (changed("encoder_l1_self_Wq", np.full((16, 16), np.nan, np.float32)), {}, "not finite"),
         (changed("encoder_l1_self_Wq", np.zeros((16, 8), np.float32)), {}, "has the shape"),
+        (changed("Wemb", np.ones((199, WIDTH), np.float32)), {}, "has 199 rows; must be 200, one"),
         (changed("../x", np.zeros(3, np.float32)), {}, "that no parameter uses: ../x"),
         (lambda arrays: as_npz(arrays | {"a": np.array([{}])}), {}, "a: has the type object"),
         (as_npz, {"transformer-tied-layers": [1, 1]}, r"transformer-tied-layers=\[1, 1\]: has no"),
@@ -286,15 +287,6 @@ def test_folders_that_are_refused(
     (tmp_path / "run" / "file").touch()
     line = error_line(["import", f"--run={tmp_path / 'run'}", str(tmp_path)], capsys)
     assert "is not a run" in line
-
-
-def test_an_embedding_of_another_size(vocabulary: bytes, tmp_path: Path, capsys: Any) -> None:
-    arrays = make_arrays(OPTIONS)
-    arrays["Wemb"] = arrays["Wemb"][:-1]
-    (tmp_path / "model.bin").write_bytes(as_bin(with_options(arrays, OPTIONS)))
-    (tmp_path / "vocab.spm").write_bytes(vocabulary)
-    line = error_line(["import", f"--run={tmp_path / 'run'}", str(tmp_path)], capsys)
-    assert "Wemb: has 199 rows; must be 200, one for each id" in line
 
 
 def test_ids_of_pieces_from_a_file(vocabulary: bytes, tmp_path: Path) -> None:
