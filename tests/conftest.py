@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,6 +72,12 @@ def finished(tiny_config: Config, tmp_path_factory: pytest.TempPathFactory) -> R
     from transformer_jax.training.trainer import train
 
     return train(tiny_config, tmp_path_factory.mktemp("runs") / "finished")
+
+
+@pytest.fixture
+def copied(finished: Run, tmp_path: Path) -> Run:
+    """A copy of `finished` that a test may change."""
+    return replace(finished, folder=Path(shutil.copytree(finished.folder, tmp_path / "copied")))
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,20 +23,14 @@ RED = "\x1b[31mred\x9b0m"
 """A sentence with control characters that begin escape sequences in a terminal."""
 
 
-@pytest.fixture
-def copied(finished: Run, tmp_path: Path) -> Path:
-    """A copy of `finished` that a test may change."""
-    return Path(shutil.copytree(finished.folder, tmp_path / "copied"))
-
-
-def edit_config(folder: Path, change: Callable[[Any], Any]) -> str:
+def edit_config(made: Run, change: Callable[[Any], Any]) -> bytes:
     """Changes the run's stored config. Returns the text of config.json, which has no digest."""
-    path = folder / "config.json"
+    path = made.folder / "config.json"
     stored = json.loads(path.read_text("utf-8"))
     del stored["sha256"]
     change(stored["config"])
-    path.write_text(json.dumps(stored), "utf-8")
-    return path.read_text("utf-8")
+    path.write_bytes(json.dumps(stored).encode())
+    return path.read_bytes()
 
 
 @pytest.fixture
@@ -171,9 +164,9 @@ def test_a_bad_command_is_one_line_and_writes_nothing(
     assert {path.name for path in tmp_path.iterdir()} == {"a.tsv", "config.py", "pipe"}
 
 
-def test_control_characters_of_a_config_key_are_escaped(copied: Path, capsys: Capture) -> None:
+def test_control_characters_of_a_config_key_are_escaped(copied: Run, capsys: Capture) -> None:
     edit_config(copied, lambda config: config.update({RED: {}}))
-    error = error_line(["translate", f"--run={copied}"], capsys)
+    error = error_line(["translate", f"--run={copied.folder}"], capsys)
     assert r"\x1b[31mred\x9b0m: unknown key" in error
     assert "\x1b" not in error
     assert "\x9b" not in error
@@ -191,11 +184,11 @@ def test_control_characters_of_shown_sentences_are_escaped(
     assert not {"\x1b", "\x9b"} & set(shown)
 
 
-def test_an_old_best_step_is_not_averaged(copied: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_an_old_best_step_is_not_averaged(copied: Run, tmp_path: Path, capsys: Capture) -> None:
     """The run keeps two checkpoints, and the best one although it is old."""
     edit_config(copied, lambda config: config["train"].update(keep=2))
-    steps = checkpoint.steps(copied / "checkpoints")
-    command = ["average", f"--run={copied}", f"--out={tmp_path / 'out'}"]
+    steps = checkpoint.steps(copied.checkpoints)
+    command = ["average", f"--run={copied.folder}", f"--out={tmp_path / 'out'}"]
     error = error_line([*command, "--last=3"], capsys)
     assert f"2 newest checkpoints ({steps[-2]}, {steps[-1]})" in error
     assert f"average of steps {steps[-2]}, {steps[-1]}" in printed(command, capsys)
@@ -203,32 +196,32 @@ def test_an_old_best_step_is_not_averaged(copied: Path, tmp_path: Path, capsys: 
 
 @pytest.mark.parametrize("command", ["evaluate", "score", "align"])
 def test_a_run_without_development_data_needs_a_corpus(
-    command: str, copied: Path, capsys: Capture
+    command: str, copied: Run, capsys: Capture
 ) -> None:
     edit_config(copied, lambda config: config["data"].update(dev=[]))
-    line = error_line([command, f"--run={copied}"], capsys)
+    line = error_line([command, f"--run={copied.folder}"], capsys)
     assert "--data: must name a corpus, since the run has no data.dev" in line
 
 
-def test_a_stored_kernel_is_never_replaced_without_a_word(copied: Path, capsys: Capture) -> None:
+def test_a_stored_kernel_is_never_replaced_without_a_word(copied: Run, capsys: Capture) -> None:
     stored = edit_config(
         copied, lambda config: config["execution"].update(kernel="own_kernels:fast")
     )
-    error = error_line(["train", f"--run={copied}"], capsys)
+    error = error_line(["train", f"--run={copied.folder}"], capsys)
     assert "execution.kernel='own_kernels:fast'" in error
     assert "--config.execution.kernel=own_kernels:fast" in error
     assert "--config.execution.kernel=auto" in error
-    assert (copied / "config.json").read_text("utf-8") == stored
-    main(["translate", f"--run={copied}", "--input=/dev/null"])
-    main(["train", f"--run={copied}", "--config.execution.kernel", "reference"])
+    assert (copied.folder / "config.json").read_bytes() == stored
+    main(["translate", f"--run={copied.folder}", "--input=/dev/null"])
+    main(["train", f"--run={copied.folder}", "--config.execution.kernel", "reference"])
 
 
 @pytest.mark.long
-def test_the_cache_of_another_machine(copied: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_the_cache_of_another_machine(copied: Run, tmp_path: Path, capsys: Capture) -> None:
     elsewhere = str(tmp_path / "elsewhere")
     edit_config(copied, lambda config: config["data"].update(cache=elsewhere))
-    main(["evaluate", f"--run={copied}", "--beam=1"])
-    assert "loss" in printed(["inspect", f"--run={copied}"], capsys)
+    main(["evaluate", f"--run={copied.folder}", "--beam=1"])
+    assert "loss" in printed(["inspect", f"--run={copied.folder}"], capsys)
     assert not (tmp_path / "elsewhere").exists()
 
 

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -154,10 +153,9 @@ def test_training_with_a_metric_and_a_reporter_of_ones_own(
 
 @pytest.mark.parametrize("chosen", [False, True])
 def test_tensorboard_stays_with_the_run(
-    chosen: bool, finished: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+    chosen: bool, copied: Run, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(str(finished.folder), folder)
+    folder = copied.folder
     if chosen:
         (folder / "tensorboard").mkdir()
     kinds: list[str] = []
@@ -828,8 +826,8 @@ def test_the_allocator_is_set_once_and_not_for_accelerators(tmp_path: Path) -> N
     assert allocator_of(tmp_path, JAX_PLATFORMS="cpu") == f"{ALLOCATOR} ['--x=1']\n"
 
 
-def test_bad_runs_are_error_line(finished: Run, tmp_path: Path, capsys: Capture) -> None:
-    def message(folder: Path) -> str:
+def test_bad_runs_are_error_line(copied: Run, tmp_path: Path, capsys: Capture) -> None:
+    def message(folder: AnyPath) -> str:
         return error_line(["translate", f"--run={folder}", "--input=/dev/null"], capsys)
 
     assert "no such folder" in message(tmp_path / "nothing")
@@ -839,11 +837,9 @@ def test_bad_runs_are_error_line(finished: Run, tmp_path: Path, capsys: Capture)
     (tmp_path / "other" / "notes.txt").write_text("mine")
     assert "is not a run" in message(tmp_path / "other")
 
-    edited = Path(shutil.copytree(finished.folder, tmp_path / "edited"))
-    contents = json.loads((edited / "config.json").read_text()) | {"tokenizers": ["a"]}
+    copied.checkpoints.rename(tmp_path / "checkpoints")
+    assert "no whole checkpoint yet" in message(copied.folder)
+    contents = json.loads((copied.folder / "config.json").read_text()) | {"tokenizers": ["a"]}
     del contents["sha256"]
-    (edited / "config.json").write_text(json.dumps(contents))
-    assert "tokenizers=['a']: must be two" in message(edited)
-    without = shutil.ignore_patterns("checkpoints")
-    half = Path(shutil.copytree(finished.folder, tmp_path / "half", ignore=without))
-    assert "no whole checkpoint yet" in message(half)
+    (copied.folder / "config.json").write_bytes(json.dumps(contents).encode())
+    assert "tokenizers=['a']: must be two" in message(copied.folder)

@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -25,12 +24,6 @@ from transformer_jax.training.setup import Setup, prepare
 from transformer_jax.training.trainer import train
 
 EXPECTED = {"stepped back", "refused", "named"}
-
-
-@pytest.fixture
-def copied(finished: Run, tmp_path: Path) -> Run:
-    """A copy of `finished` that a test may change."""
-    return replace(finished, folder=Path(shutil.copytree(finished.folder, tmp_path / "copied")))
 
 
 @pytest.fixture(scope="module")

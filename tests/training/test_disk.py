@@ -2,13 +2,11 @@
 
 import re
 import resource
-import shutil
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from common import error_line, wait_for
+from common import changed, error_line, wait_for
 from training_process import reference
 
 from tools.common import config_file
@@ -51,16 +49,15 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on(
 
 
 def test_a_full_disk_while_a_run_is_continued_changes_nothing(
-    tiny_config: Config, finished: run.Run, tmp_path: Path
+    copied: run.Run, tmp_path: Path
 ) -> None:
-    shutil.copytree(finished.folder, tmp_path / "r")
     before = contents(tmp_path)
-    longer = replace(tiny_config, train=replace(tiny_config.train, steps=14))
+    longer = changed(copied.config, train={"steps": 14})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
-            train(longer, tmp_path / "r")
+            train(longer, copied.folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert contents(tmp_path) == before

@@ -237,15 +237,12 @@ def test_a_folder_with_other_files_is_refused(tiny_config: Config, tmp_path: Pat
         train(tiny_config, tmp_path)
 
 
-def test_a_run_without_a_whole_checkpoint_is_refused(
-    tiny_config: Config, finished: run.Run, tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(finished.folder, tmp_path / "r"))
-    for path in folder.glob("checkpoints/*/manifest.json"):
+def test_a_run_without_a_whole_checkpoint_is_refused(copied: run.Run) -> None:
+    for path in copied.folder.glob("checkpoints/*/manifest.json"):
         path.unlink()
     message = r"checkpoint .*manifest.json is missing, and no checkpoint"
     with pytest.raises(UserError, match=message):
-        train(tiny_config, folder)
+        train(copied.config, copied.folder)
 
 
 def begin_only(begin: Callable[..., run.Run], folder: Path) -> None:
