@@ -1,40 +1,13 @@
-"""The measurements of documents run on something tiny, and compute what they say."""
+"""The memory that translation needs, and the files that results are written to."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from common import VOCABULARY, tiny
 
 from tools import measure
 from transformer_jax.benchmark import results
 from transformer_jax.runs.run import Run
-
-REDUCED: dict[str, dict[str, Any]] = {
-    "remat": {"model": tiny(), "vocabulary": VOCABULARY, "rows": 2, "length": 4},
-    "windows": {"lengths": (128,), "widths": (8,), "samples": 1},
-    "real_sizes": {},
-}
-
-
-def names(value: Any) -> set[str]:
-    """The paths of a tree's leaves, without the numbers of list elements."""
-    if isinstance(value, dict):
-        return {f"/{key}{path}" for key in value for path in names(value[key])}
-    return set().union(*map(names, value)) if isinstance(value, list) else {""}
-
-
-def committed(name: str) -> set[str]:
-    """The same of results/NAME.json, without the header."""
-    tree = results.read(name)
-    return names({key: tree[key] for key in tree.keys() - {*results.HEADER}})
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", REDUCED)
-def test_a_case_measures_what_its_result_file_holds(name: str) -> None:
-    assert committed(name) <= names(measure.CASES[name](**REDUCED[name]))
 
 
 @pytest.mark.long
