@@ -318,7 +318,7 @@ def translations(fixtures: Path) -> list[list[str]]:
     return [line.split("\t") for line in text.splitlines()]
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+def wait_for(path: Path, process: subprocess.Popen[Any]) -> None:
     """Waits until a file or a folder is there, at most ten minutes."""
     end = time.monotonic() + 600
     while not path.exists():

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from cluster_programs import (
     container_of,
     job_of,
 )
-from common import ONE_DEVICE, free_port
+from common import ONE_DEVICE, free_port, wait_for
 
 from tools.common import config_file
 from transformer_jax.config import Config
@@ -96,9 +95,7 @@ def test_two_pods_stop_together_and_finish(
         return [start_pod(index, more, "127.0.0.1") for index in range(2)]
 
     pods = start(2000)
-    saved = tmp_path / "runs/base/checkpoints/00000012"
-    while not saved.exists() and pods[0].poll() is None:
-        time.sleep(0.1)
+    wait_for(tmp_path / "runs/base/checkpoints/00000012", pods[0])
     pods[1].send_signal(signal.SIGTERM)
     assert [pod.wait(200) for pod in pods] == [128 + signal.SIGTERM] * 2
     assert [pod.wait(200) for pod in start(20)] == [0, 0]

@@ -4,12 +4,11 @@ import os
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from cluster_programs import BAD_INPUT, FAILED, FINISHED, ROOT, STOPPED, Programs
-from common import ONE_DEVICE
+from common import ONE_DEVICE, wait_for
 
 from tools.common import config_file
 from transformer_jax.config import Config
@@ -105,8 +104,7 @@ def test_two_tasks_stop_and_finish_as_the_script_expects(
         return subprocess.Popen([SCRIPT, *options], env=os.environ | ONE_DEVICE | job)
 
     job = start(2000)
-    while not (run / "checkpoints/00000012").exists() and job.poll() is None:
-        time.sleep(0.1)
+    wait_for(run / "checkpoints/00000012", job)
     os.kill(int((programs.folder / "pid").read_text()), signal.SIGTERM)
     assert job.wait(200) == 0
     assert queued.exists()
