@@ -6,7 +6,7 @@ import random
 import subprocess
 import time
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,11 @@ ONE_DEVICE = {"XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "de
 VOCABULARY = 11
 LENGTHS = [(7, 6), (3, 2), (1, 4), (5, 1)]
 """Of four pairs: source, target."""
+
+
+def with_rare(values: Iterable[Any], rare: Collection[Any]) -> list[Any]:
+    """Parameters of tests: all values, of which only `make ci-long` tries those in `rare`."""
+    return [pytest.param(each, marks=[pytest.mark.long] * (each in rare)) for each in values]
 
 
 def tiny(**changes: Any) -> ModelConfig:

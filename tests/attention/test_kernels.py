@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
+from common import with_rare
 from jax.experimental.pallas import tpu as pallas_tpu
 from jaxtyping import Array
 
@@ -105,14 +106,13 @@ CASES = [(mask, 4, "float32") for mask in MASKS]
 CASES += [("packed, causal", 2, "float32"), ("cross window", 1, "float32")]
 CASES += [("packed, causal window", 2, "bfloat16"), ("cross window", 1, "bfloat16")]
 OPTIMIZED = ("packed, causal", 2, "float32")
-LONG = {"uneven blocks": pytest.param("uneven blocks", marks=pytest.mark.long)}
 
 
 @pytest.mark.parametrize(
     ("mask", "shared", "dtype"),
     [pytest.param(*c, marks=[pytest.mark.optimized] if c == OPTIMIZED else []) for c in CASES],
 )
-@pytest.mark.parametrize("kernel", [LONG.get(name, name) for name in KERNELS])
+@pytest.mark.parametrize("kernel", with_rare(KERNELS, ("uneven blocks",)))
 def test_kernels_are_attention(kernel: str, mask: str, shared: int, dtype: str) -> None:
     rule, keys = MASKS[mask]
     arrays = inputs(keys, shared=shared, dtype=dtype)
@@ -154,7 +154,7 @@ PALLAS_MASKS = {
     "padding": Mask(key_segments=jnp.array([[1] * 200 + [0] * 56])),
     "packed, causal": Mask(query_segments=BLOCKS, key_segments=BLOCKS, causal=True),
 }
-FAST = "packed, causal"
+RARE = ("none", "causal", "padding")
 
 
 def large(dtype: Any = "float32") -> list[Array]:
@@ -163,10 +163,7 @@ def large(dtype: Any = "float32") -> list[Array]:
     return [jax.random.normal(jax.random.key(i), s, dtype) for i, s in enumerate(shapes)]
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [pytest.param(m, marks=[] if m == FAST else [pytest.mark.long]) for m in PALLAS_MASKS],
-)
+@pytest.mark.parametrize("mask", with_rare(PALLAS_MASKS, RARE))
 def test_pallas_as_its_interpreter_runs_it(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX's kernel for TPUs receives the right arguments, and its output is read correctly."""
     query, key, value, gradient = large()

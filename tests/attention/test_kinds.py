@@ -20,6 +20,7 @@ from common import (
     gradient,
     make_batch,
     tiny,
+    with_rare,
 )
 from jax.tree_util import Partial
 
@@ -88,17 +89,9 @@ RARE += ("gumbel", "one key head", "grouped, additive")
 """What differs little from another kind is tried by `make ci-long`."""
 
 
-def rarely(value: Any) -> Any:
-    return pytest.param(value, marks=pytest.mark.long)
-
-
-def parameter(name: str) -> Any:
-    return pytest.param(KINDS[name], id=name, marks=[pytest.mark.long] * (name in RARE))
-
-
-@pytest.fixture(params=map(parameter, KINDS))
+@pytest.fixture(params=with_rare(KINDS, RARE))
 def kind(request: pytest.FixtureRequest) -> ModelConfig:
-    return tiny(**request.param)
+    return tiny(**KINDS[request.param])
 
 
 def test_kinds_learn_all_that_they_hold(kind: ModelConfig) -> None:
@@ -179,7 +172,7 @@ def gathering(**attention: Any) -> ModelConfig:
 
 
 @pytest.mark.usefixtures("gathered")
-@pytest.mark.parametrize("score", ["additive", *map(rarely, ("location", "general"))])
+@pytest.mark.parametrize("score", with_rare(("additive", "location", "general"), RARE))
 def test_gathered_windows_are_those_of_all_scores(score: str) -> None:
     kind = gathering(score=score)
     model, params = build(kind)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import build, forward, make_batch, never, shift_right, tiny
+from common import build, forward, make_batch, never, shift_right, tiny, with_rare
 
 from transformer_jax.decoding import search as searches
 from transformer_jax.decoding.beam import PHRASES as HOLD_PHRASES
@@ -172,7 +172,7 @@ def test_beam_as_wide_as_the_space_is_brute_force(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LENGTH_PENALTIES)
-@pytest.mark.parametrize("beams", [pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize("beams", with_rare((2, 3), (2,)))
 def test_beam_is_the_simple_one_that_never_stops_early(name: str, beams: int) -> None:
     sentences, lengths = range(40), [8, 3, 5, 1, 2] * 8
     outputs = search(name, beams, 8, sentences, lengths)
@@ -181,7 +181,7 @@ def test_beam_is_the_simple_one_that_never_stops_early(name: str, beams: int) ->
 
 
 @pytest.mark.parametrize("name", LENGTH_PENALTIES)
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("count", with_rare((1, 2), (1,)))
 def test_a_search_that_stops_finds_what_one_that_never_stops_finds(name: str, count: int) -> None:
     sentences, lengths = range(60), [12, 5, 9] * 20
     find = partial(search, name, 3, 12, sentences, lengths)
@@ -279,7 +279,7 @@ def steps_of() -> Iterator[Any]:
         yield run
 
 
-@pytest.mark.parametrize("beams", [*(pytest.param(n, marks=pytest.mark.long) for n in (0, 1)), 2])
+@pytest.mark.parametrize("beams", with_rare((0, 1, 2), (0, 1)))
 def test_search_stops_when_every_sentence_is_done(beams: int, steps_of: Any) -> None:
     stop = optimal_stopping(max(beams, 1))
     calls, outputs = steps_of(beams, [30, 30], stop)

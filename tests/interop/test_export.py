@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import Capture, Patch, error_line, json_lines, printed
+from common import Capture, Patch, error_line, json_lines, printed, with_rare
 
 from transformer_jax.cli.commands import Export
 from transformer_jax.cli.main import main
@@ -90,10 +90,7 @@ def run_snippet(folder: Path, *sentences: str) -> list[str]:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [EXPRESSIBLE[0], *(pytest.param(c, marks=pytest.mark.long) for c in EXPRESSIBLE[1:])],
-)
+@pytest.mark.parametrize("changes", with_rare(EXPRESSIBLE, EXPRESSIBLE[1:]))
 def test_ctranslate2_has_the_same_scores_and_text(
     changes: dict[str, Any], finished: Run, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import pytest
 import sentencepiece
-from common import error_line
+from common import error_line, with_rare
 from corpus_files import sentencepiece_model
 from safetensors.numpy import load_file, save_file
 
@@ -114,10 +114,7 @@ def write_model(hub: Any, folder: Path, name: str) -> Path:
     return folder
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(s, marks=[pytest.mark.long] * (s != "tied")) for s in SHAPES],
-)
+@pytest.fixture(scope="module", params=with_rare(SHAPES, ("separate", "untied")))
 def folder(hub: Any, request: pytest.FixtureRequest, tmp_path_factory: Any) -> Path:
     return write_model(hub, tmp_path_factory.mktemp("hub") / request.param, request.param)
 

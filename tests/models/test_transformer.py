@@ -24,6 +24,7 @@ from common import (
     make_batch,
     pack,
     tiny,
+    with_rare,
 )
 from jax import export
 
@@ -61,13 +62,9 @@ RARE = ("deeper decoder, decoder tied", "learned positions, silu", "no positions
 """What differs little from another variant is tried by `make ci-long`."""
 
 
-def parameter(name: str) -> Any:
-    return pytest.param(VARIANTS[name], id=name, marks=[pytest.mark.long] * (name in RARE))
-
-
-@pytest.fixture(params=map(parameter, VARIANTS))
+@pytest.fixture(params=with_rare(VARIANTS, RARE))
 def variant(request: pytest.FixtureRequest) -> ModelConfig:
-    return tiny(**request.param)
+    return tiny(**VARIANTS[request.param])
 
 
 def shapes_of(config: ModelConfig, source: int, target: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import pytest
-from common import tiny
+from common import tiny, with_rare
 
 from transformer_jax.config import AttentionConfig, Config, DataConfig, MeshConfig, ModelConfig
 from transformer_jax.data.buckets import Shape
@@ -36,9 +36,7 @@ RARE = ("local-p", "latent", "local-p, packed", "hard", "ssru")
 """Tried by `make ci-long`."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.long] * (n in RARE)) for n in MODELS]
-)
+@pytest.mark.parametrize("name", with_rare(MODELS, RARE))
 def test_operations_are_those_of_the_step_at_each_shape(name: str) -> None:
     packing = name in ("soft", "ssru", "local-p, packed")
     setup = setup_of(MODELS[name], data=DataConfig(packing=packing))
