@@ -58,11 +58,19 @@ def test_help_config_shows_every_field(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_options_that_are_listed_are_accepted_ones(command: str, capsys: Capture) -> None:
-    kind, _ = COMMANDS[command]
-    with pytest.raises(SystemExit):
+def test_help_is_short_with_an_example_and_lists_the_options(
+    command: str, monkeypatch: Patch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stop:
         main([*command.split(), "--help"])
-    shown = re.findall(r"^│ +(?:-\w.*, )?(--[\w-]+)", capsys.readouterr().out, re.MULTILINE)
+    assert not stop.value.code
+    text = capsys.readouterr().out
+    assert len(text.rstrip().splitlines()) <= 25
+    assert "(default: )" not in text
+    assert f"transformer-jax {command} --" in text
+    kind, _ = COMMANDS[command]
+    shown = re.findall(r"^│ +(?:-\w.*, )?(--[\w-]+)", text, re.MULTILINE)
     config = ["--config"] if kind.takes_config else []
     short = [f"--{field.partition('.')[2]}" for field in kind.short]
     assert {*options_of(kind), "--help"} == {*shown, *config, *short}

@@ -22,7 +22,6 @@ from object_store import Bucket
 from tools.common import config_file as write_config
 from transformer_jax.allocator import ALLOCATOR
 from transformer_jax.attention import kinds, scores
-from transformer_jax.cli.commands import COMMANDS
 from transformer_jax.cli.common import text_output
 from transformer_jax.cli.main import main
 from transformer_jax.config import Config, DecodeConfig, from_json
@@ -43,18 +42,6 @@ ROOT = Path(__file__).parents[2]
 def config_file(tiny_config: Config, tmp_path: Path) -> Path:
     """`tiny_config` as a user would write it."""
     return write_config(tiny_config, tmp_path / "config.py")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_is_short_with_an_example(command: str, monkeypatch: Patch, capsys: Capture) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit) as stop:
-        main([*command.split(), "--help"])
-    assert not stop.value.code
-    text = capsys.readouterr().out
-    assert len(text.rstrip().splitlines()) <= 25
-    assert "(default: )" not in text
-    assert f"transformer-jax {command} --" in text
 
 
 def test_a_message_that_is_wrapped_is_read_whole(capsys: Capture, monkeypatch: Patch) -> None:
