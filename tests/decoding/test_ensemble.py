@@ -23,6 +23,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import BOS, EOS, UNK
 from transformer_jax.text.corpus import Corpus
+from transformer_jax.training.oracles import decode_steps
 from transformer_jax.training.validation import evaluate
 
 LINES = ["red old", "blue new green"]
@@ -30,37 +31,24 @@ LINES = ["red old", "blue new green"]
 
 def test_the_step_averages_probabilities() -> None:
     built = [build(tiny(decoder_start_id=start)) for start in (None, 2)]
-    source = jnp.asarray(make_batch([(7, 1), (3, 1)]).source)
+    source = make_batch([(7, 1), (3, 1)]).source
 
     @jax.jit
     def first(all_params: Any) -> Any:
         models = [model for model, _ in built]
-        state = prefill(models, all_params, source, 3, 8)
+        state = prefill(models, all_params, jnp.asarray(source), 3, 8)
         ids = jnp.full((2, 3), 5, jnp.int32)
         step = make_step(models, all_params)
         logits, state, _ = step(ids, state, jnp.asarray(0))
         return logits, step(ids, state, jnp.asarray(1))[0]
 
-    params = [params for _, params in built]
-    together = first(params)
-    for index, logits in enumerate(together):
-        apart = [
-            jax.nn.softmax(jax.jit(partial(_alone, model))(alone, source)[index])
-            for model, alone in built
-        ]
-        np.testing.assert_allclose(jnp.exp(logits), jnp.mean(jnp.stack(apart), 0), atol=1e-6)
-
-
-def _alone(model: Any, params: Any, source: Any) -> list[Any]:
-    variables = {"params": params}
-    state = model.apply(variables, source, 3, 8, method="prefill")
-    start = jnp.full((2, 3), model.config.start_id, jnp.int32)
-    ids, logits = [start, jnp.full((2, 3), 5, jnp.int32)], []
-    for index, last in enumerate(ids):
-        out = model.apply(variables, last, state, jnp.asarray(index), method="decode_step")
-        logits.append(out[0])
-        state = out[1]
-    return logits
+    together, apart = first([params for _, params in built]), []
+    for model, params in built:
+        targets = np.array([model.config.start_id, 5], np.int32)
+        logits, _ = decode_steps(model, params, source, np.broadcast_to(targets, (2, 3, 2)), 1)
+        apart.append(jax.nn.softmax(logits))
+    mean = jnp.mean(jnp.stack(apart), axis=0)
+    np.testing.assert_allclose(jnp.exp(jnp.stack(together, axis=2)), mean, atol=1e-6)
 
 
 def test_a_beam_as_wide_as_the_space_is_brute_force() -> None:
