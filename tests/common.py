@@ -253,16 +253,7 @@ def write_pairs(folder: Path, name: str, count: int, seed: int) -> str:
 def reversing_config(folder: Path) -> Config:
     """Words in reverse, from text files in `folder`: 12 steps with every kind of dropout on."""
     return Config(
-        model=ModelConfig(
-            layers=1,
-            d_model=16,
-            heads=2,
-            d_ff=32,
-            max_length=32,
-            dropout=0.1,
-            attention_dropout=0.1,
-            ffn_dropout=0.1,
-        ),
+        model=tiny(d_ff=32, max_length=32, dropout=0.1, attention_dropout=0.1, ffn_dropout=0.1),
         tokenizer=TokenizerConfig(vocabulary=320, sampling=0.1),
         data=DataConfig(
             train=(write_pairs(folder, "train", 150, 1),),

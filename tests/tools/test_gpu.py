@@ -14,14 +14,8 @@ from transformer_jax.config import Config, TokenizerConfig
 def test_it_measures_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(tiny(max_length=32), tokenizer=TokenizerConfig(vocabulary=320))
     reduced = {"TRAINED": {"tiny": config}, "ROWS": 8, "LENGTH": 8, "REMAT": ("none",)}
-    reduced |= {"STOPPED": "configs/recipes.py", "STEPS": 2}
-    reduced |= {
-        "TOKENS": 32,
-        "WIDTH": 16,
-        "HEAD_SIZES": (8,),
-        "LENGTHS": (16,),
-        "KERNELS": ("xla",),
-    }
+    reduced |= {"STOPPED": "configs/recipes.py", "STEPS": 2, "TOKENS": 32, "WIDTH": 16}
+    reduced |= {"HEAD_SIZES": (8,), "LENGTHS": (16,), "KERNELS": ("xla",)}
     reduced |= {"DECODED": config.model, "VOCABULARY": 320, "SENTENCES": (8,), "OUTPUT": 6}
     for name, value in reduced.items():
         monkeypatch.setattr(gpu, name, value)
@@ -37,10 +31,8 @@ def test_it_measures_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["attention"]["complete"]
     (trained,) = found["training"]["rows"]
     assert trained["tflops"] > 0
-    assert {row["beam"]: row["this_per_s"] > 0 for row in found["decoding"]["rows"]} == {
-        1: True,
-        5: True,
-    }
+    decoded = {row["beam"]: row["this_per_s"] for row in found["decoding"]["rows"]}
+    assert decoded.keys() == {1, 5} and min(decoded.values()) > 0
     assert found["resume"]["deterministic"] and found["resume"]["default"]
 
 
