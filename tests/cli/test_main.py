@@ -306,7 +306,7 @@ def test_an_interrupted_file_is_continued(
     assert {path.name for path in tmp_path.iterdir()} == {"in", "prefix", "out"}
 
 
-def test_one_process_writes_a_part(finished: Run, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_one_process_writes_a_part(tmp_path: Path) -> None:
     with text_output(str(tmp_path / "out"), lambda: 1) as (write, count):
         assert count == 0
         write("one")

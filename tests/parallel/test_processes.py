@@ -293,9 +293,8 @@ def test_processes_without_a_shared_disk_share_a_bucket(
 
 
 @pytest.mark.long
-def test_the_death_of_a_process_ends_all_and_the_run_goes_on(
-    tiny_config: Config, finished: Run, tmp_path: Path
-) -> None:
+def test_the_death_of_a_process_ends_all(tiny_config: Config, tmp_path: Path) -> None:
+    """tests/tools/test_faults.py continues such a run, to the same bits."""
     folder = tmp_path / "run"
     endless = changed(tiny_config, train={"steps": 2000})
     training = start(config_file(endless, tmp_path / "a.py"), folder, "--processes=2")
@@ -309,8 +308,6 @@ def test_the_death_of_a_process_ends_all_and_the_run_goes_on(
         "the run"
     )
     assert error.count("error") == 1  # nothing of what the other process says of it
-    end(start(config_file(tiny_config, tmp_path / "b.py"), folder, "--processes=2"), 0)
-    np.testing.assert_allclose(losses(run.load(folder)), losses(finished), rtol=1e-5)
 
 
 @pytest.mark.long
