@@ -33,6 +33,7 @@ LENGTH_PENALTIES = {
     "mean": power(1.0),
     "reward": reward(0.8),
 }
+NAMES = [*LENGTH_PENALTIES]
 
 
 # ----- the table
@@ -61,20 +62,27 @@ def start(sentences: Any, beams: int) -> LayerState:
     return LayerState(numbers, jnp.zeros((len(sentences), beams), jnp.uint32))
 
 
-def rules(max_length: int, name: str = "none", **more: Any) -> Rules:
-    return Rules(max_length, BOS, EOS, LENGTH_PENALTIES[name], **more)
+def rules(max_length: int, penalty: Any = unnormalized) -> Rules:
+    return Rules(max_length, BOS, EOS, penalty)
 
 
 @cache
-def compiled(name: str, beams: int, max_length: int, stop: Stop) -> Callable[..., Hypotheses]:
-    """The beam search on the table, or for 0 beams the greedy one: (state, lengths)."""
-    strategy, common = strategy_of(beams, stop), rules(max_length, name)
-    find = partial(searches.search, strategy, table_step, rules=common)
-    return jax.jit(lambda state, n: find(state, Sentences(n)))
+def compiled(
+    beams: int, max_length: int, stop: Stop, step: Any = table_step, **options: Any
+) -> Callable[..., Hypotheses]:
+    """The beam search, or for 0 beams the greedy one: (number of the penalty, state, sentences)."""
+    strategy, penalties = strategy_of(beams, stop, **options), [*LENGTH_PENALTIES.values()]
+
+    @jax.jit
+    def find(number: Any, state: Any, sentences: Sentences) -> Hypotheses:
+        common = rules(max_length, lambda *s: jax.lax.switch(number, penalties, *s))
+        return searches.search(strategy, step, state, sentences, common)
+
+    return find
 
 
-def strategy_of(beams: int, stop: Stop) -> Strategy:
-    return beam_search(beams, stop) if beams else greedy()
+def strategy_of(beams: int, stop: Stop, **options: Any) -> Strategy:
+    return beam_search(beams, stop, **options) if beams else greedy()
 
 
 final = cache(optimal_stopping)
@@ -84,9 +92,8 @@ final = cache(optimal_stopping)
 def search(
     name: str, beams: int, max_length: int, sentences: Any, lengths: Any, stop: Stop | None = None
 ) -> Hypotheses:
-    state = start(sentences, max(beams, 1))
-    run = compiled(name, beams, max_length, stop or final(beams))
-    return run(state, jnp.asarray(lengths, jnp.int32))
+    run, number = compiled(beams, max_length, stop or final(beams)), NAMES.index(name)
+    return run(number, start(sentences, max(beams, 1)), Sentences(jnp.asarray(lengths, jnp.int32)))
 
 
 class Scored(NamedTuple):
@@ -206,9 +213,8 @@ def test_a_search_that_takes_the_first_hypotheses(count: int) -> None:
 
 def test_a_search_without_lookahead_stops_where_none_is_better_as_it_is() -> None:
     sentences, lengths = range(40), [12, 5] * 20
-    strategy, limits = beam_search(3, final(3), lookahead=False), jnp.asarray(lengths, jnp.int32)
-    state, common = start(sentences, 3), rules(12, "mean")
-    outputs = searches.search(strategy, table_step, state, Sentences(limits), common)
+    run = compiled(3, 12, final(3), lookahead=False)
+    outputs = run(NAMES.index("mean"), start(sentences, 3), Sentences(jnp.array(lengths)))
     for row, (sentence, length) in enumerate(zip(sentences, lengths, strict=True)):
         assert_found(outputs, row, simple_beam(sentence, 3, length, "mean", lookahead=False))
     for stop in (never, early_stopping(3)):
@@ -271,7 +277,7 @@ def steps_of() -> Iterator[Any]:
     def run(beams: int, lengths: list[int], stop: Stop) -> tuple[list[int], Hypotheses]:
         calls.clear()
         state, sentences = start(range(2), max(beams, 1)), Sentences(jnp.array(lengths))
-        common = rules(30, "gnmt 0.6")
+        common = rules(30, gnmt(0.6))
         outputs = searches.search(strategy_of(beams, stop), step, state, sentences, common)
         return calls.copy(), outputs
 
@@ -320,7 +326,7 @@ def model_search(beams: int) -> Callable[[Any], Hypotheses]:
         step: Any = partial(apply, method="decode_step")
 
         sentences = Sentences(jnp.where(jnp.any(source != PAD, axis=1), LONGEST, 0))
-        common = rules(LONGEST, "mean" if beams > 1 else "none")
+        common = rules(LONGEST, power(1.0) if beams > 1 else unnormalized)
         return searches.search(strategy_of(beams, final(beams)), step, state, sentences, common)
 
     return lambda source: run(params, source)
@@ -379,22 +385,19 @@ def holds(ids: tuple[int, ...], phrases: list[tuple[int, ...]]) -> bool:
     return all(present)
 
 
-@cache
-def compiled_constrained(name: str, beams: int, max_length: int, step: Any = table_step) -> Any:
-    strategy, common = beam_search(beams, final(beams), HOLD_PHRASES), rules(max_length, name)
-
-    def run(state: Any, lengths: Any, phrases: Any) -> Hypotheses:
-        sentences = Sentences(lengths, phrases=phrases)
-        return searches.search(strategy, step, state, sentences, common)
-
-    return jax.jit(run)
+def search_holding(
+    name: str, beams: int, max_length: int, lengths: Any, rows: list[list[tuple[int, ...]]]
+) -> Hypotheses:
+    """Searches on the table for outputs that hold the phrases of each row."""
+    run = compiled(beams, max_length, final(beams), constraints=HOLD_PHRASES)
+    sentences = Sentences(jnp.array(lengths), phrases=phrases_of(rows))
+    return run(NAMES.index(name), start(range(len(rows)), beams), sentences)
 
 
 @pytest.mark.parametrize("name", ["none", "mean"])
 def test_a_wide_constrained_beam_is_brute_force(name: str) -> None:
     beams, rows, compared = len(sequences(0, 4)), random_phrases(40), 0
-    run = compiled_constrained(name, beams, 4)
-    outputs = run(start(range(40), beams), jnp.full(40, 4), phrases_of(rows))
+    outputs = search_holding(name, beams, 4, [4] * 40, rows)
     for row, phrases in enumerate(rows):
         best = normalized([s for s in sequences(row, 4) if holds(s.ids, phrases)], name)
         ids = np.asarray(outputs.ids[row]).tolist()
@@ -409,13 +412,17 @@ def test_a_wide_constrained_beam_is_brute_force(name: str) -> None:
 def test_every_output_of_a_narrow_beam_holds_its_phrases(beams: int) -> None:
     """With one more than the phrases have ids, which is 5."""
     rows = random_phrases(100)
-    run = compiled_constrained("mean", beams, 8)
-    outputs = run(start(range(100), beams), jnp.full(100, 8), phrases_of(rows))
+    outputs = search_holding("mean", beams, 8, [8] * 100, rows)
     for row, phrases in enumerate(rows):
         best = tuple(i for i in np.asarray(outputs.ids[row, 0]).tolist() if i)
         assert holds(best, phrases)
         if not phrases:
             assert_found(outputs, row, simple_beam(row, beams, 8, "mean"))
+
+
+def likely_step(ids: Any, table: Any, index: Any) -> Any:
+    """The logits are the row of the table at each position."""
+    return jnp.broadcast_to(table[index], (*ids.shape, table.shape[1])), table, None
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -434,21 +441,17 @@ def test_a_likely_output_that_holds_the_phrases_stays(
 ) -> None:
     ids = [*map(int, likely), EOS]
     table = jnp.full((len(ids), 9), 0.0).at[jnp.arange(len(ids)), jnp.array(ids)].set(9.0)
-
-    def step(tokens: Any, state: Any, index: Any) -> Any:
-        return jnp.broadcast_to(table[index], (*tokens.shape, 9)), state, None
-
     rows = [tuple(map(int, phrase)) for phrase in (reversed(phrases) if turned else phrases)]
     beams = sum(map(len, phrases)) + 1
-    run = compiled_constrained("none", beams, len(ids), step)
-    output = run(None, jnp.array([len(ids)]), phrases_of([rows]))
+    run = compiled(beams, len(ids), final(beams), likely_step, constraints=HOLD_PHRASES)
+    sentences = Sentences(jnp.array([len(ids)]), phrases=phrases_of([rows]))
+    output = run(NAMES.index("none"), table, sentences)
     assert np.asarray(output.ids[0, 0]).tolist() == ids
     assert output.log_probs[0, 0] > -0.02
 
 
 def test_a_phrase_that_does_not_fit_is_left_out() -> None:
-    run = compiled_constrained("mean", 3, 8)
-    outputs = run(start(range(2), 3), jnp.array([1, 2]), phrases_of([[(4, 3)], [(3,), (1,), (4,)]]))
+    outputs = search_holding("mean", 3, 8, [1, 2], [[(4, 3)], [(3,), (1,), (4,)]])
     one, two = (tuple(i for i in np.asarray(ids).tolist() if i) for ids in outputs.ids[:, 0])
     assert one == (4,)
     assert len({*two} & {3, 1, 4}) == 2
