@@ -276,7 +276,7 @@ def test_weights_of_another_run_do_not_replace_those_saved_meanwhile(
     short = changed(tiny_config, train={"steps": 4})
     begin_only(begin, tmp_path / "r")
     monkeypatch.setattr(trainer, "set_up", save_first)
-    assert_same(begin(tmp_path / "r"), begin(tmp_path / "whole"))
+    assert arrays(begin(tmp_path / "r")) == arrays(begin(tmp_path / "whole"))
 
 
 def test_the_start_is_evaluated_and_may_be_the_best(
