@@ -107,6 +107,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, bucket: Bucket) -> Any
 
 
 @pytest.fixture
+def small_arrays_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meshes split the arrays of tests, too, which have few elements."""
+    monkeypatch.setattr("transformer_jax.parallel.parameters.MIN_SHARDED_SIZE", 64)
+
+
+@pytest.fixture
 def fixtures() -> Path:
     """The folder of reference data."""
     return Path(__file__).parent / "fixtures"

@@ -31,9 +31,7 @@ from transformer_jax.types import Batch
 ALL = MeshConfig(data=2, fsdp=2, tensor=2)
 
 
-@pytest.fixture(autouse=True)
-def small_arrays_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parameters, "MIN_SHARDED_SIZE", 64)
+pytestmark = pytest.mark.usefixtures("small_arrays_are_split")
 
 
 @pytest.mark.long

@@ -11,13 +11,13 @@ import pytest
 
 from tools.common import config_file
 from transformer_jax.config import Config, MeshConfig
-from transformer_jax.parallel import parameters
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own_loop.md").read_text("utf-8")
 (PROGRAM,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("small_arrays_are_split")
 def test_losses_do_not_depend_on_the_devices(
     tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -34,7 +34,6 @@ def test_losses_do_not_depend_on_the_devices(
 
     (tmp_path / "configs").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(parameters, "MIN_SHARDED_SIZE", 64)
     one, eight = run(MeshConfig(), 1), run(MeshConfig(data=2, fsdp=4), 8)
     leaf = eight["state"].params["target_embedding"]["embedding"]
     assert not leaf.sharding.is_fully_replicated

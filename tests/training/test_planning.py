@@ -12,7 +12,6 @@ from tools.collectives import collectives
 from transformer_jax.config import Config, ExecutionConfig, MeshConfig, OptimizerConfig
 from transformer_jax.data.buckets import Shape
 from transformer_jax.models.parameter_paths import split
-from transformer_jax.parallel import parameters
 from transformer_jax.training import planning
 from transformer_jax.training.planning import (
     Planner,
@@ -26,9 +25,7 @@ IDS = (40, 40)
 DATA, ALL = MeshConfig(data=8), MeshConfig(data=2, fsdp=2, tensor=2)
 
 
-@pytest.fixture(autouse=True)
-def small_arrays_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parameters, "MIN_SHARDED_SIZE", 64)
+pytestmark = pytest.mark.usefixtures("small_arrays_are_split")
 
 
 def planner(mesh: MeshConfig, devices: Any = None, **changes: Any) -> Planner:
