@@ -39,7 +39,7 @@ from transformer_jax.benchmark.timing import Samples, time_in_turns
 from transformer_jax.cli.main import main as command_line
 from transformer_jax.config import TINY, DecodeConfig
 from transformer_jax.decoding.evaluation import score
-from transformer_jax.decoding.loop import Loop
+from transformer_jax.decoding.loop import Loop, run
 from transformer_jax.decoding.strategies import Lines, Phases, make_phases
 from transformer_jax.decoding.trained import padded
 from transformer_jax.decoding.translator import THREADS
@@ -161,7 +161,8 @@ def random_search(vocabulary: int, beam: int) -> Callable[[Sequence[Lines]], Any
 
     decode = jax.jit(phases.decode, donate_argnums=1)
     compiled = Phases(jax.jit(prefill), decode, jax.jit(phases.grow))
-    return lambda batches: Loop(compiled, [params], batches, threads=THREADS, merge=True).run()
+    loop = partial(Loop, compiled, [params], threads=THREADS, merge=True)
+    return lambda batches: run([loop(batches=batches)])
 
 
 def lines_of(rows: Sequence[Sequence[int]], length: int) -> Lines:

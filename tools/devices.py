@@ -3,14 +3,18 @@
     python -m tools.devices
 
 Writes results/devices.json. Compares losses and gradients on meshes of eight emulated host devices;
-and continues a run, saved on eight devices, on other numbers of devices and processes, and compares
-the pairs that they train on and their losses. Takes ten minutes on two cores.
+continues a run, saved on eight devices, on other numbers of devices and processes, and compares the
+pairs that they train on and their losses; and compares what the run translates on them. Takes ten
+minutes on two cores.
 """
 
+import itertools
 import json
 import os
 import shutil
+import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -36,6 +40,7 @@ from transformer_jax.config import (
 )
 from transformer_jax.parallel.mesh import make_mesh
 from transformer_jax.special_ids import EOS
+from transformer_jax.text.corpus import Corpus
 from transformer_jax.training.oracles import gradient, gradient_errors
 from transformer_jax.training.reporters import read_metrics
 from transformer_jax.training.setup import prepare_step
@@ -72,6 +77,19 @@ CHANGES = {
     "2 processes of 4 devices, fsdp 8": (4, 2, ["--config.mesh.fsdp=8"]),
 }
 """Devices of a process, processes, and options with which the run is continued."""
+
+TRANSLATIONS = {
+    "1 device": (1, []),
+    "2 devices": (2, []),
+    "4 devices": (4, []),
+    "8 devices": (8, []),
+    "2 devices, tensor 2": (2, ["--mesh", "tensor=2"]),
+    "2 processes of 2 devices": (2, ["--processes=2"]),
+}
+"""Devices of a process, and options with which lines are translated."""
+
+LINES = 1000
+"""Lines to translate."""
 
 
 def make_config() -> Config:
@@ -178,6 +196,26 @@ def compare_changes(config: Config, folder: Path) -> dict[str, Any]:
     return changes
 
 
+def compare_translations(run: Path, lines: Path) -> dict[str, Any]:
+    """Returns how many lines are translated as on one device, and the seconds of the command, whose
+    programs an earlier call has compiled."""
+    sources = [source for source, _ in itertools.islice(Corpus("grammar").pairs(), LINES)]
+    lines.write_text("".join(f"{source}\n" for source in sources), "utf-8")
+    rows, outputs = {}, {}
+    for name, (devices, options) in TRANSLATIONS.items():
+        command = ["translate", f"--run={run}", f"--input={lines}", "--beam=5", *options]
+        environment = os.environ | emulated(devices)
+        for _ in range(2):
+            began = time.monotonic()
+            words = [sys.executable, "-m", "transformer_jax.cli.main", *command]
+            ended = subprocess.run(words, env=environment, stdout=subprocess.PIPE, check=True)
+            seconds = time.monotonic() - began
+        outputs[name] = ended.stdout.decode().splitlines()
+        same = sum(map(str.__eq__, outputs[name], outputs["1 device"]))
+        rows[name] = {"lines": LINES, "same": same, "seconds": seconds}
+    return rows
+
+
 def main() -> None:
     """Makes all comparisons and writes the result file."""
     shutil.rmtree(FOLDER, ignore_errors=True)
@@ -190,7 +228,9 @@ def main() -> None:
     errors += [change["loss"] for change in changes.values()]
     if max(errors) > LIMIT or not all(change["same_pairs"] for change in changes.values()):
         sys.exit(f"above {LIMIT}, or other pairs: {meshes}, {changes}")
+    translations = compare_translations(FOLDER / "whole", FOLDER / "lines.txt")
     measured = {"config": to_json(config), "meshes": meshes, "changes": changes}
+    measured |= {"translations": translations}
     print(results.write("devices", "make measure NAME=devices", measured))
 
 

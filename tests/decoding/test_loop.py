@@ -122,7 +122,7 @@ def test_threads_compile_each_program_once(finished: Run, monkeypatch: Patch) ->
 
 
 def test_a_search_is_cancelled_between_two_programs(finished: Run) -> None:
-    """In the thread that calls, which asks before each program."""
+    """In the thread that calls, which asks before each program: one device needs no other."""
     asked: list[threading.Thread] = []
     after = 3
 

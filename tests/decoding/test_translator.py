@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from common import Patch
 
-from transformer_jax.config import DecodeConfig
+from transformer_jax.config import DecodeConfig, MeshConfig
+from transformer_jax.decoding import loop
 from transformer_jax.decoding.translator import Hypothesis, Translation, Translator
 from transformer_jax.errors import UserError
 from transformer_jax.parallel.mesh import make_mesh
@@ -80,9 +82,37 @@ def test_outputs_begin_with_their_prefix(finished: Run, changes: dict[str, Any])
         list(translator.stream(LINES, ["", "", "grün " * 100]))
 
 
+def on_devices(run: Run, devices: int, tokens: int, **mesh: int) -> Translator:
+    """A translator on a mesh."""
+    decode = DecodeConfig(beam=2, batch_tokens=tokens)
+    chosen = make_mesh(MeshConfig(**mesh), jax.devices()[:devices])
+    return Translator.load(run.folder, decode=decode, mesh=chosen)
+
+
+def test_devices_search_batches_of_their_own(finished: Run, monkeypatch: Patch) -> None:
+    """With the results of one device to the last bit. A mesh that splits the model shares them."""
+    lines = [f"red {'blue ' * (i % 7)}old" for i in range(40)]
+    alone = on_devices(finished, 1, 128)(lines)
+    used: list[set[Any]] = []
+    of_loop = loop.Loop.run_jobs
+
+    def run_jobs(self: loop.Loop) -> None:
+        used.append({*jax.tree.leaves(self.params)[0].devices()})
+        of_loop(self)
+
+    monkeypatch.setattr(loop.Loop, "run_jobs", run_jobs)
+    several = on_devices(finished, 3, 128)(lines)
+    assert [each.hypotheses for each in several] == [each.hypotheses for each in alone]
+    assert {len(devices) for devices in used} == {1}
+    assert set[Any]().union(*used) == {*jax.devices()[:3]}
+    used.clear()
+    assert on_devices(finished, 2, 128, tensor=2)(lines) == alone
+    assert used == [{*jax.devices()[:2]}]
+
+
 @pytest.mark.parametrize("devices", [1, 8])
 def test_lines_are_counted_once_they_are_translated(devices: int, finished: Run) -> None:
-    """By threads, and again and again on a mesh."""
+    """By the threads of one device and of several."""
     mesh = make_mesh(devices=jax.devices()[:devices])
     decode = DecodeConfig(beam=2, batch_tokens=128)
     lines = [f"red {'blue ' * (i % 7)}" if i % 5 else "" for i in range(40)]

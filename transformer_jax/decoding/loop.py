@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -26,6 +26,27 @@ class Cancelled(Exception):
     """The caller has cancelled a search."""
 
 
+def run(loops: Sequence["Loop"]) -> list[list[list[Row]]]:
+    """Runs loops at the same time, and returns the hypotheses of each line of each batch of each.
+
+    A single loop with a single thread runs in the thread that calls. Cancelled: `Loop.cancelled`
+    has returned True.
+    """
+    jobs = [loop.run_jobs for loop in loops for _ in range(loop.threads)]
+    if len(jobs) == 1:
+        jobs[0]()
+        return [loops[0].results]
+    pool = ThreadPoolExecutor(len(jobs), "search")
+    try:
+        for thread in as_completed([pool.submit(job) for job in jobs]):
+            thread.result()
+    finally:  # An interrupt does not wait for the programs that run, and no other begins.
+        for loop in loops:
+            loop.stop()
+        pool.shutdown(wait=False)
+    return [loop.results for loop in loops]
+
+
 @dataclass
 class Loop:
     """Searches batches of lines, in the order that a `Scheduler` decides.
@@ -42,7 +63,7 @@ class Loop:
     done: Callable[[int, int], None] = lambda batch, row: None
     """Called with the batch and the row of each line once it is done, by one thread at a time."""
     cancelled: Callable[[], bool] = lambda: False
-    """Asked before each program; needs one thread."""
+    """Asked before each program."""
     compiled: set[Any] = field(default_factory=set)
     """Programs that earlier loops with these phases have compiled; those of this one are added."""
 
@@ -56,21 +77,9 @@ class Loop:
         self._compiling = 0.0  # seconds, of all threads
         self._changed = threading.Condition()  # guards all of these, and calls of `done`
 
-    def run(self) -> list[list[Row]]:
-        """Returns the hypotheses of each line of each batch.
-
-        Cancelled: `cancelled` has returned True.
-        """
-        if self.threads == 1:
-            self._run_jobs()
-        else:
-            pool = ThreadPoolExecutor(self.threads, "search")
-            try:
-                for thread in [pool.submit(self._run_jobs) for _ in range(self.threads)]:
-                    thread.result()
-            finally:  # An interrupt does not wait for the programs that run, and no other begins.
-                self._over = True
-                pool.shutdown(wait=False)
+    @property
+    def results(self) -> list[list[Row]]:
+        """The hypotheses of each line of each batch, after `run`."""
         return [
             [self._hypotheses[Sentence(i, row)] for row in range(np.shape(lines.source)[0])]
             for i, lines in enumerate(self.batches)
@@ -81,7 +90,11 @@ class Loop:
         """The seconds by which compilation has delayed the searches, which share the threads."""
         return self._compiling / min(self.threads, max(len(self.batches), 1))
 
-    def _run_jobs(self) -> None:
+    def stop(self) -> None:
+        """Ends the search after the programs that run."""
+        self._over = True
+
+    def run_jobs(self) -> None:
         """Runs jobs until all sentences are done, or the search is over for another reason."""
         try:
             while (job := self._next_job()) is not None:

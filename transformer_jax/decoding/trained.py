@@ -152,10 +152,13 @@ class TrainedModel:
         return ([*ids, EOS], [*targets, EOS]) if ids else ([], [])
 
     def batches(
-        self, lengths: Sequence[int], batch_tokens: int
+        self, lengths: Sequence[int], batch_tokens: int, *, shared: bool = True
     ) -> Iterator[tuple[tuple[int, int], list[int]]]:
-        """Yields the shapes and the members of batches of rows of these lengths."""
-        devices = meshes.data_parallel_size(self.mesh)
+        """Yields the shapes and the members of batches of rows of these lengths.
+
+        shared: whether the devices share each batch.
+        """
+        devices = meshes.data_parallel_size(self.mesh) if shared else 1
         return batches_by_length(lengths, batch_tokens, self.max_length, devices)
 
     def on_mesh(self, arrays: Any) -> Any:

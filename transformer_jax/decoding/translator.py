@@ -5,32 +5,35 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, overload
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import Config, DecodeConfig
-from transformer_jax.decoding.loop import Loop
+from transformer_jax.decoding.loop import Loop, Row, run
 from transformer_jax.decoding.scoring import HeadSelection, Scorer
 from transformer_jax.decoding.strategies import Lines, Phases, greatest_length, make_phases
 from transformer_jax.decoding.trained import Member, TrainedModel, padded
 from transformer_jax.errors import UserError, about
 from transformer_jax.parallel import processes
 from transformer_jax.parallel.compile import DETERMINISTIC, REPLICATED, compile_function
+from transformer_jax.parallel.mesh import DATA, replicate
 from transformer_jax.special_ids import EOS, PAD, UNK
 from transformer_jax.text.files import windows
 from transformer_jax.text.sentences import split
 from transformer_jax.text.tokenizer import Tokenizers
-from transformer_jax.types import Params
+from transformer_jax.types import Params, unconstrained
 
 THREADS = 2
-"""Number of batches that are searched at a time, if no devices share them. Many operations of a
-step use one core, and the other batch uses those that are free meanwhile."""
+"""Number of batches that a device searches at a time. Many operations of a step use one core, and
+the other batch uses those that are free meanwhile."""
 
 WINDOW = 4096
 """Number of lines that are sorted by length together. Longer input is translated in windows."""
@@ -107,10 +110,14 @@ class Translation(str):
 class Translator(TrainedModel):
     """Translates lines of text with a trained model, or with an ensemble of several.
 
-    Several threads may use it, unless there is a function `cancelled`: it is called before each
-    program of a search, in the thread that translates, and if it returns True, the search raises
-    Cancelled. heads: the layers or heads of cross-attention whose mean weights each hypothesis has;
-    None: hypotheses have none. UserError: the model has no such layer or head.
+    Devices that hold all parameters search batches of their own; others share each batch.
+
+    cancelled: is called before each program of a search, which raises Cancelled if it returns True.
+    Each device then searches one batch at a time, so that equal calls have equal results to the
+    last bit, and the devices of several processes share each batch, since all processes must make
+    the same calls. Without it, several threads may use the translator. heads: the layers or heads
+    of cross-attention whose mean weights each hypothesis has; None: hypotheses have none.
+    UserError: the model has no such layer or head.
     """
 
     def __init__(
@@ -245,32 +252,68 @@ class Translator(TrainedModel):
         decode = self.config.decode
         done(sum(request.lines for request in requests if not request.source))
 
-        lengths = [len(request.source) for request in requests]
-        batches = list(self.batches(lengths, decode.batch_tokens // decode.hypotheses))
+        lengths, tokens = [len(request.source) for request in requests], decode.batch_tokens
+        batches = list(self.batches(lengths, tokens // decode.hypotheses, shared=not self._apart))
+        searchers = list(self._searchers())
+        # Batches are ordered by length, so that equal numbers of them are equal work.
+        shares = [batches[searcher.index :: searcher.count] for searcher in searchers]
+        pairs = list(zip(searchers, shares, strict=True))
+        loops = [self._loop(searcher, share, requests, done) for searcher, share in pairs]
+        found: dict[int, Row] = {}
+        for loop, share, searched in zip(loops, shares, run(loops), strict=True):
+            for (_, members), lines, rows in zip(share, loop.batches, searched, strict=True):
+                for index, (ids, *numbers) in zip(members, rows, strict=False):
+                    ids = ids if lines.candidates is None else lines.candidates[ids]
+                    found[index] = [ids, *numbers]
+        if self._apart and processes.this_process()[1] > 1:
+            here, found = found.keys(), _of_all_processes(found, decode.n_best)
+            done(sum(requests[index].lines for index in found.keys() - here))
+        for index, row in found.items():
+            results[index] = self._hypotheses(*row)
+        self.compiling += max(loop.compiling for loop in loops)
+        return results
+
+    @property
+    def _apart(self) -> bool:
+        """Whether each device searches batches of its own."""
+        asks_others = self._cancelled is not None and processes.this_process()[1] > 1
+        return self.mesh.size == self.mesh.shape[DATA] and not asks_others
+
+    def _searchers(self) -> Iterator[_Searcher]:
+        """Yields what searches in this process."""
+        if not self._apart:
+            yield _Searcher(self.all_params)
+            return
+        params = replicate(self.all_params, self.mesh)
+        for index, device in enumerate(self.mesh.devices.flat):
+            if device in self.mesh.local_devices:
+                copies = jax.tree.map(partial(_on, device), params)
+                yield _Searcher(copies, index, self.mesh.size, device)
+
+    def _loop(
+        self,
+        searcher: _Searcher,
+        batches: Sequence[tuple[tuple[int, int], list[int]]],
+        requests: Sequence[_Request],
+        done: Callable[[int], None],
+    ) -> Loop:
+        """Returns the search of batches, which are shapes and indices of the requests in them."""
 
         def done_with(batch: int, row: int) -> None:
             members = batches[batch][1]
             done(requests[members[row]].lines if row < len(members) else 0)  # a row of padding
 
-        one_device = self.mesh.size == 1
-        loop = Loop(
+        return Loop(
             self._phases,
-            self.all_params,
+            searcher.params,
             [self._lines([requests[i] for i in members], shape) for shape, members in batches],
-            # `cancelled` may ask other processes, which must be asked by all in the same order.
-            threads=THREADS if one_device and self._cancelled is None else 1,
+            threads=THREADS if self._apart and self._cancelled is None else 1,
             # Merged sentences would need the candidates of all.
-            merge=one_device and self._shortlist is None,
+            merge=self._apart and self._shortlist is None,
             done=done_with,
             cancelled=self._cancelled or (lambda: False),
-            compiled=self._compiled,
+            compiled=self._compiled[searcher.device],
         )
-        for (_, members), lines, rows in zip(batches, loop.batches, loop.run(), strict=True):
-            for index, (ids, *numbers) in zip(members, rows, strict=False):
-                ids = ids if lines.candidates is None else lines.candidates[ids]
-                results[index] = self._hypotheses(ids, *numbers)
-        self.compiling += loop.compiling
-        return results
 
     def _lines(self, requests: Sequence[_Request], shape: tuple[int, int]) -> Lines:
         """Returns a batch of requests on the devices; prefixes and phrases have few shapes, too."""
@@ -293,6 +336,8 @@ class Translator(TrainedModel):
             for row, of_line in enumerate(phrases):
                 array[row] = padded(of_line, (most, longest))
             lines = lines._replace(phrases=array)
+        if self._apart:
+            return lines
         # All devices and processes have the same candidates, which are no rows.
         on_mesh = self.on_mesh(lines._replace(candidates=None))
         return on_mesh._replace(candidates=lines.candidates)
@@ -371,15 +416,21 @@ class Translator(TrainedModel):
         self._suppressed = suppressed
         if self._shortlist is not None:  # which leaves out the others; special ids keep their place
             suppressed = [id for id in suppressed if id <= UNK]
-        phases = make_phases(self.models, config.decode, suppressed)
+        models, shardings = self.models, (None, REPLICATED, REPLICATED)
+        if self._apart:
+            models, shardings = (
+                [model.clone(kernel="auto", constrain=unconstrained) for model in models],
+                None,
+            )
+        phases = make_phases(models, config.decode, suppressed)
         compiled = partial(compile_function, mesh=self.mesh, options=options)
-        shardings = (None, REPLICATED, REPLICATED)  # each process reads what is done, and the ids
         self._phases = Phases(
             compiled(phases.prefill, result=None),
+            # Each process reads which sentences are done, and the ids.
             compiled(phases.decode, result=shardings, donate=(1,)),
             compiled(phases.grow, result=None),
         )
-        self._compiled = set[Any]()
+        self._compiled = defaultdict[Any, set[Any]](set)  # by device
         self.compiling = 0.0
         """Seconds by which the compilation of programs has delayed translations."""
 
@@ -409,6 +460,33 @@ class Translator(TrainedModel):
         with about(f"line {number}"):
             decode.require(not held or decode.beam > held, "beam", want)
         return request
+
+
+class _Searcher(NamedTuple):
+    """A device that searches batches of its own, or all devices together."""
+
+    params: Sequence[Params]  # of each model, on the device
+    index: int = 0
+    count: int = 1  # of all searchers, those of other processes included
+    device: Any = None
+
+
+def _on(device: Any, x: Array) -> Array:
+    """Returns the copy of a replicated array on a device, which is not moved."""
+    return next(shard.data for shard in x.addressable_shards if shard.device == device)
+
+
+def _of_all_processes(found: dict[int, Row], count: int) -> dict[int, Row]:
+    """Returns the `count` hypotheses of lines that any process has found, by the lines' indices."""
+    length = processes.maximum(max((row[0].shape[1] for row in found.values()), default=0))
+    ids = np.full((len(found), count, length), PAD, np.int32)
+    numbers = np.zeros((len(found), 2, count), np.float32)
+    for i, (of_line, *scores) in enumerate(found.values()):
+        ids[i, :, : of_line.shape[1]] = of_line
+        numbers[i] = scores
+    indices = processes.gather(np.fromiter(found, np.int32))
+    rows = zip(processes.gather(ids), processes.gather(numbers), strict=True)
+    return {int(i): [of_line, *scores] for i, (of_line, scores) in zip(indices, rows, strict=True)}
 
 
 class _Request(NamedTuple):
