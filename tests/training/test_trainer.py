@@ -293,6 +293,12 @@ def test_the_start_is_evaluated_and_may_be_the_best(
     assert made.best_step() == 0
     assert checkpoint.steps(made.checkpoints) == [0, 2]
     assert made.tokenizers.source.model == finished.tokenizers.source.model
+    again = partial(plan_start, short, made.folder, init_from=finished.folder)
+    assert again().source is None
+    with pytest.raises(UserError, match=r"r: starts with other .* --init-from with no other opt"):
+        again(init_parts=["norms"])
+    with pytest.raises(UserError, match="starts with random parameters; leave out --init-from="):
+        plan_start(finished.config, finished.folder, init_from=made.folder)
     deeper = changed(tiny_config, model={"layers": 2, "d_ff": 16})
     message = (
         r"decide model\.layers=2: must be 1; model\.decoder_layers=2: .*; model\.d_ff=16: must"

@@ -107,7 +107,7 @@ def plan_start(
         raise UserError(f"{options[0]}: needs --init-from")
     continued = _existing_run(config, folder, new)
     saved = [] if continued is None else checkpoint.steps(continued.checkpoints)
-    source = None if saved else _source(continued, init_from, options)
+    source = _source(continued, bool(saved), init_from, options)
     if source is not None:
         origin = f"--init-from={init_from}"
         if not new_vocabulary and source.config.tokenizer != config.tokenizer:
@@ -246,19 +246,20 @@ def _existing_run(config: Config, folder: AnyPath, new: bool) -> Run | None:
 
 
 def _source(
-    continued: Run | None, init_from: epath.PathLike | None, options: list[str]
+    continued: Run | None, saved: bool, init_from: epath.PathLike | None, options: list[str]
 ) -> Run | None:
     """Returns the run with whose parameters training starts, or None.
 
-    continued: the run to continue, without checkpoints. UserError: it was to start with other
-    parameters.
+    continued: the run to continue. saved: whether it has checkpoints; the run that it started with
+    need not be there any more, or may have been trained further. UserError: it was to start with
+    other parameters.
     """
     begun, run, otherwise = None, "", ", or name another folder"
-    if continued is not None:
+    if continued is not None and (init_from is not None or not saved):
         begun, run = continued.provenance.get("init_from"), f"run {continued.folder}"
-        begins = f"{run}: has no checkpoint yet, and starts with"
+        begins = f"{run}: {'' if saved else 'has no checkpoint yet, and '}starts with"
         require_start(begins, begun, init_from, options, otherwise)
-    if init_from is None:
+    if init_from is None or saved:
         return None
     source = runs.load(init_from)
     source.require_float32()
