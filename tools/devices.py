@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,18 +202,17 @@ def compare_translations(run: Path, lines: Path) -> dict[str, Any]:
     programs an earlier call has compiled."""
     sources = [source for source, _ in itertools.islice(Corpus("grammar").pairs(), LINES)]
     lines.write_text("".join(f"{source}\n" for source in sources), "utf-8")
-    rows, outputs = {}, {}
+    rows: dict[str, Any] = {}
+    outputs: dict[str, list[str]] = {}
     for name, (devices, options) in TRANSLATIONS.items():
-        command = ["translate", f"--run={run}", f"--input={lines}", "--beam=5", *options]
-        environment = os.environ | emulated(devices)
-        for _ in range(2):
-            began = time.monotonic()
-            words = [sys.executable, "-m", "transformer_jax.cli.main", *command]
-            ended = subprocess.run(words, env=environment, stdout=subprocess.PIPE, check=True)
-            seconds = time.monotonic() - began
-        outputs[name] = ended.stdout.decode().splitlines()
-        same = sum(map(str.__eq__, outputs[name], outputs["1 device"]))
-        rows[name] = {"lines": LINES, "same": same, "seconds": seconds}
+        command = [sys.executable, "-m", "transformer_jax.cli.main", "translate", "--beam=5"]
+        command += [f"--run={run}", f"--input={lines}", *options]
+        translate = partial(subprocess.check_output, env=os.environ | emulated(devices), text=True)
+        translate(command)
+        began = time.monotonic()
+        outputs[name] = translate(command).splitlines()
+        rows[name] = {"lines": LINES, "seconds": time.monotonic() - began}
+        rows[name]["same"] = sum(map(str.__eq__, outputs[name], outputs["1 device"]))
     return rows
 
 

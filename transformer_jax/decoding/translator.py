@@ -256,7 +256,7 @@ class Translator(TrainedModel):
         batches = list(self.batches(lengths, tokens // decode.hypotheses, shared=not self._apart))
         searchers = list(self._searchers())
         # Batches are ordered by length, so that equal numbers of them are equal work.
-        shares = [batches[searcher.index :: searcher.count] for searcher in searchers]
+        shares = [batches[searcher.share] for searcher in searchers]
         pairs = list(zip(searchers, shares, strict=True))
         loops = [self._loop(searcher, share, requests, done) for searcher, share in pairs]
         found: dict[int, Row] = {}
@@ -288,7 +288,7 @@ class Translator(TrainedModel):
         for index, device in enumerate(self.mesh.devices.flat):
             if device in self.mesh.local_devices:
                 copies = jax.tree.map(partial(_on, device), params)
-                yield _Searcher(copies, index, self.mesh.size, device)
+                yield _Searcher(copies, slice(index, None, self.mesh.size), device)
 
     def _loop(
         self,
@@ -466,8 +466,7 @@ class _Searcher(NamedTuple):
     """A device that searches batches of its own, or all devices together."""
 
     params: Sequence[Params]  # of each model, on the device
-    index: int = 0
-    count: int = 1  # of all searchers, those of other processes included
+    share: slice = slice(None)  # its batches of all
     device: Any = None
 
 
