@@ -58,7 +58,8 @@ class Workload(NamedTuple):
     @property
     def shapes(self) -> list[Shape]:
         """The shape of each batch."""
-        return [Shape(*batch.source.shape, batch.target_out.shape[1]) for batch in self.batches]
+        both = [(batch.source.shape, batch.target_out.shape) for batch in self.batches]
+        return [Shape(rows, source, target) for (rows, source), (_, target) in both]
 
 
 def full_rows(config: Config, shape: Shape) -> Workload:

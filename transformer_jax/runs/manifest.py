@@ -6,7 +6,6 @@ loaded, so that a file that has changed since is found.
 
 import hashlib
 import json
-import os
 from typing import Any, NamedTuple
 
 from transformer_jax import files
@@ -116,6 +115,9 @@ def _files(checkpoint: AnyPath) -> dict[str, AnyPath]:
 
 def _measure(path: AnyPath) -> list[Any]:
     """Returns the size and the SHA-256 of a file."""
+    size, digest = 0, hashlib.sha256()
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return [file.seek(0, os.SEEK_END), digest]
+        while chunk := file.read(2**20):
+            size += len(chunk)
+            digest.update(chunk)
+    return [size, digest.hexdigest()]

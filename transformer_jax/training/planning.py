@@ -85,7 +85,8 @@ def ideal_seconds_fn(setup: Setup) -> Callable[[Batch], float]:
     flops = cache(costs.flops)
 
     def ideal_seconds(batch: Batch) -> float:
-        return flops(Shape(*batch.source.shape, batch.target_out.shape[1])) / peak
+        rows, source = batch.source.shape
+        return flops(Shape(rows, source, batch.target_out.shape[1])) / peak
 
     return ideal_seconds
 
@@ -114,7 +115,8 @@ def _trace(setup: StepSetup, remat: str, shape: Shape | None) -> tuple[Size, Siz
 
 def _symbolic_shape(labels: int | None) -> Shape:
     constraints = [] if labels is None else [f"target <= {labels + 1}"]
-    return Shape(*export.symbolic_shape("rows, source, target", constraints=constraints))
+    sizes: Any = export.symbolic_shape("rows, source, target", constraints=constraints)
+    return Shape(*sizes)
 
 
 def _evaluate(polynomial: Any, shape: Shape) -> int:
