@@ -4,7 +4,7 @@ In the table the logits after a prefix are a hash of all its ids and of its sent
 that hypotheses whose state was reordered wrongly score differently.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -253,21 +253,21 @@ def test_padding_is_never_chosen() -> None:
         return logits.at[..., PAD].set(20.0), state, None
 
     sentences = Sentences(jnp.full(4, 3, jnp.int32))
-    for strategy in (greedy(), beam_search(2, never)):
-        state = start(range(4), strategy.beams)
-        outputs = searches.search(strategy, step, state, sentences, rules(3))
+    for beams in (0, 2):
+        run = compiled(beams, 3, never, step)
+        outputs = run(NAMES.index("none"), start(range(4), max(beams, 1)), sentences)
         assert (outputs.ids[:, :, 0] != PAD).all()
         assert jnp.isfinite(outputs.scores).all()
 
 
 @pytest.fixture
-def steps_of() -> Iterator[Any]:
+def steps_of() -> Callable[..., Any]:
     """A function (beams, lengths, stop) -> (the positions at which the search has called its step,
     the hypotheses). Sentences end at position 2 (with a probability of 0.999) and at 4."""
-    calls = []
+    calls: list[int] = []
 
     def step(ids: Any, state: Any, index: Any) -> Any:
-        calls.append(int(index))
+        jax.debug.callback(lambda i: calls.append(int(i)), index, ordered=True)
         last = jnp.array([2, 4])[:, None, None]
         going = jnp.array([-20.0, 4.0, -20.0, 5.0, -20.0]).reshape(1, 1, 5)
         ending = jnp.array([-20.0, 0.0, 9.0, 1.0, -20.0]).reshape(1, 1, 5)
@@ -276,16 +276,15 @@ def steps_of() -> Iterator[Any]:
 
     def run(beams: int, lengths: list[int], stop: Stop) -> tuple[list[int], Hypotheses]:
         calls.clear()
-        state, sentences = start(range(2), max(beams, 1)), Sentences(jnp.array(lengths))
-        common = rules(30, gnmt(0.6))
-        outputs = searches.search(strategy_of(beams, stop), step, state, sentences, common)
+        find, state = compiled(beams, 30, stop, step), start(range(2), max(beams, 1))
+        outputs = find(NAMES.index("gnmt 0.6"), state, Sentences(jnp.array(lengths)))
+        jax.effects_barrier()
         return calls.copy(), outputs
 
-    with jax.disable_jit():
-        yield run
+    return run
 
 
-@pytest.mark.parametrize("beams", with_rare((0, 1, 2), (0, 1)))
+@pytest.mark.parametrize("beams", (0, 1, 2))
 def test_search_stops_when_every_sentence_is_done(beams: int, steps_of: Any) -> None:
     stop = optimal_stopping(max(beams, 1))
     calls, outputs = steps_of(beams, [30, 30], stop)
