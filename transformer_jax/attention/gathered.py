@@ -108,7 +108,11 @@ def _backward(window: int, width: int, residuals: tuple[Any, ...], gradient: Arr
         d_score, d_keys = total
         queries, spans, gradient = chunk
         windows = _windows(keys, spans.window, width)
-        _, back = jax.vjp(lambda *x: _attend(window, *x, spans), score, queries, windows)
+
+        def attend(score: Partial, queries: _Queries, windows: KeysValues) -> Array:
+            return _attend(window, score, queries, windows, spans)
+
+        _, back = jax.vjp(attend, score, queries, windows)
         d_score_of_chunk, d_queries, d_windows = back(gradient)
         d_score = jax.tree.map(jnp.add, d_score, d_score_of_chunk)
         d_keys = [_add_windows(*x, spans.window) for x in zip(d_keys, d_windows, strict=True)]
@@ -143,11 +147,12 @@ def _join(chunks: Any, queries: _Queries) -> Any:
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:length], chunks)
 
 
-def _windows(arrays: KeysValues, begin: Array, width: int) -> tuple[Array, ...]:
+def _windows(arrays: KeysValues, begin: Array, width: int) -> KeysValues:
     """Returns the `width` keys from `begin` [T, B, N] of each array: [T, B, N, W, H]."""
     index = begin[..., None] + jnp.arange(width).reshape(1, 1, 1, -1)
     take = _over_heads(lambda x, i: x[i], (0, 1), 1)
-    return tuple(take(x, index) for x in arrays)
+    key, value = arrays
+    return take(key, index), take(value, index)
 
 
 def _add_windows(total: Array, windows: Array, begin: Array) -> Array:

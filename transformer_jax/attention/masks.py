@@ -6,7 +6,7 @@ A dense mask is True where a query may attend to a key, and broadcasts to [B, N,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -55,9 +55,11 @@ class Mask:
 
     def mapped(self, of_queries: Callable[[Any], Any], of_keys: Callable[[Any], Any]) -> Mask:
         """Returns the mask with functions applied to its arrays of queries and to those of keys."""
-        queries = jax.tree.map(of_queries, (self.query_segments, self.query_positions))
-        keys = jax.tree.map(of_keys, (self.key_segments, self.key_positions))
-        return Mask(*queries, *keys, self.visible, self.causal, self.window, self.aligned)
+        arrays: dict[str, Any] = {}
+        for side, function in (("query", of_queries), ("key", of_keys)):
+            for name in (f"{side}_segments", f"{side}_positions"):
+                arrays[name] = jax.tree.map(function, getattr(self, name))
+        return replace(self, **arrays)
 
     def dense(self, queries: Size, keys: Size) -> Bool[Array, "#B 1 #T S"]:
         """Returns the mask as booleans, for `queries` queries and `keys` keys."""
