@@ -67,7 +67,7 @@ def local_p_gathered(
 
 
 def _attend(
-    window: int, score: Partial, queries: _Queries, windows: KeysValues, spans: _Spans
+    window: int, spans: _Spans, score: Partial, queries: _Queries, windows: tuple[Array, ...]
 ) -> Float[Array, "T B N H"]:
     """Returns the context of each query over the keys and values of its own window."""
     keys, values = windows
@@ -90,7 +90,7 @@ def _forward(
 ) -> tuple[Array, tuple[Any, ...]]:
     def context_of(chunk: tuple[_Queries, _Spans]) -> Array:
         queries, spans = chunk
-        return _attend(window, score, queries, _windows(keys, spans.window, width), spans)
+        return _attend(window, spans, score, queries, _windows(keys, spans.window, width))
 
     chunks = lax.map(context_of, _split((queries, spans), keys[0], width))
     return _join(chunks, queries), (score, queries, keys, spans)
@@ -108,11 +108,7 @@ def _backward(window: int, width: int, residuals: tuple[Any, ...], gradient: Arr
         d_score, d_keys = total
         queries, spans, gradient = chunk
         windows = _windows(keys, spans.window, width)
-
-        def attend(score: Partial, queries: _Queries, windows: KeysValues) -> Array:
-            return _attend(window, score, queries, windows, spans)
-
-        _, back = jax.vjp(attend, score, queries, windows)
+        _, back = jax.vjp(partial(_attend, window, spans), score, queries, windows)
         d_score_of_chunk, d_queries, d_windows = back(gradient)
         d_score = jax.tree.map(jnp.add, d_score, d_score_of_chunk)
         d_keys = [_add_windows(*x, spans.window) for x in zip(d_keys, d_windows, strict=True)]
@@ -147,12 +143,11 @@ def _join(chunks: Any, queries: _Queries) -> Any:
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:length], chunks)
 
 
-def _windows(arrays: KeysValues, begin: Array, width: int) -> KeysValues:
+def _windows(arrays: KeysValues, begin: Array, width: int) -> tuple[Array, ...]:
     """Returns the `width` keys from `begin` [T, B, N] of each array: [T, B, N, W, H]."""
     index = begin[..., None] + jnp.arange(width).reshape(1, 1, 1, -1)
     take = _over_heads(lambda x, i: x[i], (0, 1), 1)
-    key, value = arrays
-    return take(key, index), take(value, index)
+    return tuple(take(x, index) for x in arrays)
 
 
 def _add_windows(total: Array, windows: Array, begin: Array) -> Array:

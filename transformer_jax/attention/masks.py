@@ -55,11 +55,13 @@ class Mask:
 
     def mapped(self, of_queries: Callable[[Any], Any], of_keys: Callable[[Any], Any]) -> Mask:
         """Returns the mask with functions applied to its arrays of queries and to those of keys."""
-        arrays: dict[str, Any] = {}
-        for side, function in (("query", of_queries), ("key", of_keys)):
-            for name in (f"{side}_segments", f"{side}_positions"):
-                arrays[name] = jax.tree.map(function, getattr(self, name))
-        return replace(self, **arrays)
+        return replace(
+            self,
+            query_segments=jax.tree.map(of_queries, self.query_segments),
+            query_positions=jax.tree.map(of_queries, self.query_positions),
+            key_segments=jax.tree.map(of_keys, self.key_segments),
+            key_positions=jax.tree.map(of_keys, self.key_positions),
+        )
 
     def dense(self, queries: Size, keys: Size) -> Bool[Array, "#B 1 #T S"]:
         """Returns the mask as booleans, for `queries` queries and `keys` keys."""
