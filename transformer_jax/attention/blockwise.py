@@ -300,30 +300,22 @@ def _backward(plan: _Plan, residuals: tuple, gradient: Array) -> tuple[Any, ...]
             # dQ of this block of queries is a sum over blocks of keys. dK and dV are sums over
             # blocks of queries: they are carried from one block of queries to the next.
             def add(j: Any, carry: tuple) -> tuple:
+                d_q, d_k, d_v = carry
                 start = first + j * size.keys
-                d_q, d_k, d_v = block_of_keys(start)
-                return carry[0] + d_q, _add(carry[1], d_k, start), _add(carry[2], d_v, start)
-
-            def block_of_keys(start: Any) -> tuple[Array, Array, Array]:
                 k_j, v_j = (_block(x, start, size.keys, 1) for x in (k, v))
                 weights = jnp.exp(_scores(plan, mask, q_i, k_j, i, start) - m_i[..., None])
                 d_weights = _matmul("cqh,ckh->cqk", g_i, v_j)
                 d_scores = (weights * (d_weights - d_i[..., None])).astype(q.dtype)
-                d_k = _matmul("cqk,cqh->ckh", d_scores, q_i)
-                d_v = _matmul("cqk,cqh->ckh", weights.astype(q.dtype), g_i)
-                return _matmul("cqk,ckh->cqh", d_scores, k_j), d_k, d_v
+                d_k = _add(d_k, _matmul("cqk,cqh->ckh", d_scores, q_i), start)
+                d_v = _add(d_v, _matmul("cqk,cqh->ckh", weights.astype(q.dtype), g_i), start)
+                return d_q + _matmul("cqk,ckh->cqh", d_scores, k_j), d_k, d_v
 
-            if plan.counts == (1, 1):  # without the copies that a loop's carry would need
-                d_q, *d_keys_values = block_of_keys(0)
-                return tuple(d_keys_values), d_q
-            zeros = jnp.zeros(q_i.shape, jnp.float32)
-            d_q, d_k, d_v = lax.fori_loop(0, count, add, (zeros, *carry))
+            carry = jnp.zeros(q_i.shape, jnp.float32), *carry
+            once = plan.counts == (1, 1)  # without the copies that a loop's carry would need
+            d_q, d_k, d_v = add(0, carry) if once else lax.fori_loop(0, count, add, carry)
             return (d_k, d_v), d_q
 
         zeros = jnp.zeros(k.shape, jnp.float32)
-        if plan.counts == (1, 1):
-            d_keys_values, d_q = block_of_queries((), 0)
-            return _join_queries(plan, d_q[None]), *d_keys_values
         d_keys_values, d_q = lax.scan(block_of_queries, (zeros, zeros), jnp.arange(plan.counts[0]))
         return _join_queries(plan, d_q), *d_keys_values
 
