@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -79,13 +80,25 @@ class Mask:
     def sentences(self, queries: Size, keys: Size) -> tuple[Int[Array, "#B T"], Int[Array, "#B T"]]:
         """Returns the index of the first key of each query's sentence, and the sentence's length.
 
-        Assumes that the keys of a sentence follow each other.
+        Assumes that the sentences of a row stand in the order of their segments.
         """
-        same = self._same_segment(keys)
-        length = jnp.sum(same, axis=2, dtype=jnp.int32)
-        end = jnp.max(jnp.where(same, jnp.arange(1, keys + 1), 0), axis=2)
-        shape = (same.shape[0], queries)
-        return jnp.broadcast_to(end - length, shape), jnp.broadcast_to(length, shape)
+        if self.key_segments is None:
+            return jnp.zeros((1, queries), jnp.int32), jnp.full((1, queries), keys, jnp.int32)
+        if self.query_segments is None:
+            length = jnp.sum(self.key_segments > 0, axis=1, keepdims=True, dtype=jnp.int32)
+            length = jnp.broadcast_to(length, (length.shape[0], queries))
+            return jnp.zeros_like(length), length
+        rows = jnp.broadcast_shapes(self.key_segments.shape[:1], self.query_segments.shape[:1])
+        padding_last = jnp.iinfo(jnp.int32).max
+        segments = jnp.where(self.key_segments > 0, self.key_segments, padding_last)
+        segments, wanted = (
+            jnp.broadcast_to(x, rows + x.shape[1:]) for x in (segments, self.query_segments)
+        )
+        first, end = (
+            jax.vmap(partial(jnp.searchsorted, side=side))(segments, wanted)
+            for side in ("left", "right")
+        )
+        return first, end - first
 
     def _same_segment(self, keys: Size) -> Bool[Array, "#B #T S"]:
         """Returns True for keys of the query's segment that are not padding."""
