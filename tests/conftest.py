@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -31,6 +32,9 @@ os.environ.setdefault(
 
 import jax
 from jaxtyping import install_import_hook
+
+# What is traced and compiled stays: looking for garbage in it is a fifth of the time of some tests.
+gc.set_threshold(50_000, 20, 20)
 
 # Before anything imports the package. Text has no arrays, and its many small calls take seconds.
 CHECKED = [path.stem for path in (Path(__file__).parents[1] / "transformer_jax").iterdir()]
