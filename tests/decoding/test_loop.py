@@ -3,7 +3,6 @@
 import itertools
 import threading
 from collections import Counter
-from concurrent import futures
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -173,12 +172,12 @@ def test_an_interrupt_waits_for_no_program(finished: Run, monkeypatch: Patch) ->
         release.wait(60)
         raise AssertionError("of a thread to which nobody listens")
 
-    def interrupted(self: Any) -> Any:
+    def interrupted(threads: Any) -> Any:
         began.wait(60)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(one, "_phases", one._phases._replace(prefill=waiting))
-    monkeypatch.setattr(futures.Future, "result", interrupted)
+    monkeypatch.setattr(loop, "as_completed", interrupted)
     with pytest.raises(KeyboardInterrupt):
         one(LINES)
     assert not release.is_set()
