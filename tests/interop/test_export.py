@@ -69,7 +69,7 @@ def random_sentences(
     tokenizer: Tokenizer, count: int, length: int
 ) -> tuple[np.ndarray, list[list[str]]]:
     """Sentences as ids, with the end symbol, and as pieces, without it."""
-    ids = np.random.default_rng(0).integers(4, tokenizer.size, (count, length), np.int32)
+    ids = np.random.default_rng(0).integers(4, tokenizer.size, (count, length)).astype(np.int32)
     ids[:, -1] = EOS
     return ids, pieces_of(ids, tokenizer)
 
@@ -118,11 +118,10 @@ def test_the_program_beside_a_model_translates_as_the_run(finished: Run, tmp_pat
 
 @pytest.mark.long
 def test_ctranslate2_finds_the_same_in_a_beam(finished: Run, tmp_path: Path) -> None:
-    """With the model of the recipe, and a bias of the output."""
-    recipe = load_config_file("multi30k_en_de").model
-    assert (recipe.kv_heads, recipe.positions, recipe.norm) == (1, "rotary", "pre")
-    config = replace(recipe, layers=2, d_model=40, d_ff=60, max_length=40, output_bias=True)
-    tokenizers = finished.tokenizers
+    """With what the recipe's model has."""
+    recipe, tokenizers = load_config_file("multi30k_en_de").model, finished.tokenizers
+    chosen: Any = {name: getattr(recipe, name) for name in ("norm", "kv_heads", "positions")}
+    config = replace(MODEL, output_bias=True, **chosen)
     model, params = random_model(config, tokenizers.sizes)
     params["output_bias"] = params["output_bias"].at[EOS].add(1.0)  # so that some outputs end
     params["output_bias"] = params["output_bias"].at[PAD].set(-1e4)
