@@ -271,14 +271,22 @@ def test_options_of_the_search_together(finished: Run, tmp_path: Path, capsys: C
 def test_an_interrupted_file_is_continued(
     finished: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    """After the whole lines that are there, if the text, the run and the search are the same."""
+    """After the whole lines that are there, if the text, the run and the search are the same.
+
+    Scores are rounded otherwise in batches of other lines.
+    """
+
+    def without_scores(text: str) -> str:
+        return re.sub(r"-\d+\.\d+", "", text)
+
     lines = ["red old", "", "blue", "new", "green"]
     for name, text in (("in", lines), ("prefix", ["", "", "neu", "", "rot"])):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in text))
     out, seen = tmp_path / "out", []
     command = ["translate", f"--run={finished.folder}", f"--input={tmp_path / 'in'}", "--json"]
     command += [f"--prefix={tmp_path / 'prefix'}", "--config.decode.sample=True"]
-    whole = printed(command, capsys)
+    whole = without_scores(printed(command, capsys))
+    assert whole.count('"score": ,') == 4
     translate = Translator.translate
 
     def interrupted(self: Translator, texts: list[str], *rest: Any, **options: Any) -> Any:
@@ -293,14 +301,14 @@ def test_an_interrupted_file_is_continued(
         main([*command, f"--output={out}"])
     assert stop.value.code == 130
     (part,) = tmp_path.glob("*.part")
-    assert part.read_text() == "".join(whole.splitlines(keepends=True)[:2])
+    assert without_scores(part.read_text()) == "".join(whole.splitlines(keepends=True)[:2])
     with part.open("a") as file:
         file.write('{"line": 3, "te')
     main([*command, f"--output={out}", "--config.decode.seed=1"])  # another search
-    assert out.read_text() != whole
+    assert without_scores(out.read_text()) != whole
     assert [first for first, _ in seen[2:]] == [1, 3, 5]
     main([*command, f"--output={out}"])
-    assert out.read_text() == whole
+    assert without_scores(out.read_text()) == whole
     assert [first for first, _ in seen[5:]] == [3, 5]
     assert f"{part}: continues after 2 lines" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"in", "prefix", "out"}
