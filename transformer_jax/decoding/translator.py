@@ -22,6 +22,7 @@ from transformer_jax.decoding.scoring import HeadSelection, Scorer
 from transformer_jax.decoding.strategies import Lines, Phases, greatest_length, make_phases
 from transformer_jax.decoding.trained import Member, TrainedModel, padded
 from transformer_jax.errors import UserError, about
+from transformer_jax.models.transformer import Model
 from transformer_jax.parallel import processes
 from transformer_jax.parallel.compile import DETERMINISTIC, REPLICATED, compile_function
 from transformer_jax.parallel.mesh import DATA, replicate
@@ -254,13 +255,11 @@ class Translator(TrainedModel):
 
         lengths, tokens = [len(request.source) for request in requests], decode.batch_tokens
         batches = list(self.batches(lengths, tokens // decode.hypotheses, shared=not self._apart))
-        searchers = list(self._searchers())
         # Batches are ordered by length, so that equal numbers of them are equal work.
-        shares = [batches[searcher.share] for searcher in searchers]
-        pairs = list(zip(searchers, shares, strict=True))
-        loops = [self._loop(searcher, share, requests, done) for searcher, share in pairs]
+        pairs = [(searcher, batches[searcher.share]) for searcher in self._searchers()]
+        loops = [self._loop(*pair, requests, done) for pair in pairs]
         found: dict[int, Row] = {}
-        for loop, share, searched in zip(loops, shares, run(loops), strict=True):
+        for loop, (_, share), searched in zip(loops, pairs, run(loops), strict=True):
             for (_, members), lines, rows in zip(share, loop.batches, searched, strict=True):
                 for index, (ids, *numbers) in zip(members, rows, strict=False):
                     ids = ids if lines.candidates is None else lines.candidates[ids]
@@ -416,17 +415,15 @@ class Translator(TrainedModel):
         self._suppressed = suppressed
         if self._shortlist is not None:  # which leaves out the others; special ids keep their place
             suppressed = [id for id in suppressed if id <= UNK]
+        # Each process reads which sentences are done, and the ids.
         models, shardings = self.models, (None, REPLICATED, REPLICATED)
         if self._apart:
-            models, shardings = (
-                [model.clone(kernel="auto", constrain=unconstrained) for model in models],
-                None,
-            )
+            alone = partial(Model.clone, kernel="auto", constrain=unconstrained)
+            models, shardings = [*map(alone, models)], None
         phases = make_phases(models, config.decode, suppressed)
         compiled = partial(compile_function, mesh=self.mesh, options=options)
         self._phases = Phases(
             compiled(phases.prefill, result=None),
-            # Each process reads which sentences are done, and the ids.
             compiled(phases.decode, result=shardings, donate=(1,)),
             compiled(phases.grow, result=None),
         )
