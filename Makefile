@@ -1,6 +1,7 @@
 # Two commands to begin with: `make quickstart` and `make test`.
 PYTHON ?= python3
 PYTHON_NEWEST ?= python3.12
+PYTHONS ?= python3.11 python3.12 python3.13
 # With peers, the tests compare with PyTorch, Hugging Face's transformers and Firefox's engines, too.
 EXTRAS ?= dev
 
@@ -15,7 +16,7 @@ MATHJAX := mathjax@3.2.2
 MEASUREMENTS := attention costs decode devices faults interop million_lines real_sizes remat scaling train_speed \
   windows
 
-.PHONY: help quickstart test test-newest check ci-long shape fingerprint multi30k study measure gpu readme pictures notebooks docs browser wheel clean
+.PHONY: help quickstart test test-newest check ci-long shape fingerprint multi30k study measure gpu readme pictures notebooks docs browser wheel release clean
 
 help:
 	@echo "Begin"
@@ -42,6 +43,7 @@ help:
 	@echo "  make notebooks          execute the notebooks, build/notebooks (about 10 minutes)"
 	@echo "  make docs               build the site, build/site, with the notebooks as pages"
 	@echo "  make wheel              build the package, dist, and test it in a clean environment"
+	@echo "  make release            the wheel and the sources, dist, tested with each of PYTHONS; uploads nothing"
 
 # Runs only when a dependency has changed.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -155,11 +157,26 @@ browser:
 	  >/dev/null || echo "chromium could not be installed: the tests in a browser are skipped"
 
 wheel:
-	rm -rf build/lib build/bdist.* build/wheel-venv dist
-	$(PYTHON) -m venv build/wheel-venv
+	rm -rf build/lib build/bdist.* dist
+	$(PYTHON) -m venv --clear build/wheel-venv
 	build/wheel-venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
-	build/wheel-venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
-	build/wheel-venv/bin/python -I tools/wheel.py
+	$(call use-wheel,$(PYTHON),-c constraints.txt)
+
+# Nothing is uploaded. Packages are what users of each Python get.
+release:
+	rm -rf build/lib build/bdist.* dist
+	$(PYTHON) -m venv --clear build/release-venv
+	build/release-venv/bin/pip install --quiet --disable-pip-version-check build twine
+	build/release-venv/bin/python -m build --outdir dist .
+	build/release-venv/bin/twine check --strict dist/*
+	$(foreach python,$(PYTHONS),$(call use-wheel,$(python)))
+
+define use-wheel
+$(1) -m venv --clear build/wheel-venv
+build/wheel-venv/bin/pip install --quiet --disable-pip-version-check $(2) dist/*.whl
+build/wheel-venv/bin/python -I tools/wheel.py
+
+endef
 
 shape: $(INSTALLED)
 	$(PY) -m tools.shape

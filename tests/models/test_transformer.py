@@ -2,10 +2,13 @@
 
 import math
 import re
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +36,7 @@ from transformer_jax.config import BASE, ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.models.embedding import Embedding
 from transformer_jax.models.feed_forward import ACTIVATIONS, FeedForward
-from transformer_jax.models.layers import DecoderLayer, EncoderLayer
+from transformer_jax.models.layers import Decoder, DecoderLayer, EncoderLayer
 from transformer_jax.models.make import check_model, count_parameters
 from transformer_jax.models.transformer import Transformer
 from transformer_jax.special_ids import PAD
@@ -360,3 +363,22 @@ def test_decoding_does_not_copy_the_cache() -> None:
     for shape in shapes:
         assert re.search(rf"f32\[{shape}\]\S* dynamic-update-slice\(", program)
         assert not re.search(rf"f32\[{shape}\]\S* copy\(", program)
+
+
+def test_threads_make_classes_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flax changes the base classes meanwhile: searches in two threads have failed."""
+    making: list[Any] = []
+    at_a_time: list[int] = []
+
+    def jit(layer: Any) -> Any:
+        making.append(layer)
+        at_a_time.append(len(making))
+        time.sleep(0.01)
+        making.remove(layer)
+        return compiled(layer)
+
+    compiled = nn.jit
+    monkeypatch.setattr(nn, "jit", jit)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: Decoder(tiny()).bind({}).layers, range(4)))
+    assert at_a_time == [1] * 4

@@ -1,5 +1,6 @@
 """Layers of the encoder and the decoder, and their stacks (sections 3.1 to 3.3)."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -132,6 +133,11 @@ class DecoderLayer(_Layer):
         return x, state, self_attention | attention | ffn
 
 
+_MAKING_CLASSES = threading.Lock()
+"""Held while Flax makes a class. It changes the fields of the base classes meanwhile, and several
+threads may trace models."""
+
+
 class _Stack(nn.Module):
     """Base class of both stacks: layers, position biases, and with pre-norm a final layer norm.
 
@@ -146,9 +152,10 @@ class _Stack(nn.Module):
     def _set_up(self, layer: type[_Layer], depth: int) -> None:
         # The backward pass recomputes all but the inputs of layers, or the results of matmuls, too.
         policies = {"layers": None, "matmuls": jax.checkpoint_policies.dots_saveable}
-        if self.remat != "none":
-            layer = nn.remat(layer, policy=policies[self.remat])
-        layer = nn.jit(layer)
+        with _MAKING_CLASSES:
+            if self.remat != "none":
+                layer = nn.remat(layer, policy=policies[self.remat])
+            layer = nn.jit(layer)
         self.layers = [
             layer(self.config.of_layer(i), self.kernel, self.constrain) for i in range(depth)
         ]
