@@ -16,7 +16,7 @@ MATHJAX := mathjax@3.2.2
 MEASUREMENTS := attention costs decode devices faults interop million_lines real_sizes remat scaling train_speed \
   windows
 
-.PHONY: help quickstart test test-newest check ci-long shape fingerprint multi30k study measure gpu readme pictures notebooks docs browser wheel release clean
+.PHONY: help quickstart test test-newest check ci-long test-slow shape fingerprint multi30k study measure gpu readme pictures notebooks docs browser wheel release clean
 
 help:
 	@echo "Begin"
@@ -26,6 +26,7 @@ help:
 	@echo "  make test-newest        the tests with the newest versions of all packages, on PYTHON_NEWEST"
 	@echo "  make check              ruff, pyright, import-linter"
 	@echo "  make ci-long            the notebooks, the site, the wheel, and runs from end to end"
+	@echo "  make test-slow          kills, trainings from end to end, the code of all pages (about 45 minutes)"
 	@echo "  make shape              print the lines of code, and the calls from training to the scores and from translation to the top k"
 	@echo "  make fingerprint        print digests of trained parameters, to compare before and after a refactoring"
 	@echo "Study: train runs and score them, results/NAME.json. DATA=DIR names the folder of the corpora"
@@ -80,7 +81,10 @@ ci-long: $(INSTALLED)
 	rm -rf build/notebooks
 	$(MAKE) --jobs 3 browser wheel $(NOTEBOOKS:%=build/%)
 	$(MAKE) docs
-	$(PY) -m pytest -m long $(PARALLEL) --dist worksteal --durations 20
+	$(PY) -m pytest -m "long and not slow" $(PARALLEL) --dist worksteal --durations 20
+
+test-slow: $(INSTALLED)
+	$(PY) -m pytest -m slow $(PARALLEL) --dist worksteal --durations 20
 
 multi30k:
 	$(MAKE) study NAME=multi30k_en_de

@@ -53,8 +53,8 @@ LENGTHS = [(7, 6), (3, 2), (1, 4), (5, 1)]
 
 
 def with_rare(values: Iterable[Any], rare: Collection[Any]) -> list[Any]:
-    """Parameters of tests: all values, of which only `make ci-long` tries those in `rare`."""
-    return [pytest.param(each, marks=[pytest.mark.long] * (each in rare)) for each in values]
+    """Parameters of tests: all values, of which only `make test-slow` tries those in `rare`."""
+    return [pytest.param(each, marks=[pytest.mark.slow] * (each in rare)) for each in values]
 
 
 def tiny(**changes: Any) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""From a command line to a model that has learned: minutes, so `make ci-long` only."""
+"""From a command line to a model that has learned: minutes, so `make test-slow` only."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def program(*arguments: str, flags: str = "") -> str:
     return done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_quickstart_learns_the_grammar(tmp_path: Path) -> None:
     """At least 90 % of seen and 85 % of new combinations exactly right."""
     run = f"--run={tmp_path / 'quickstart'}"
@@ -38,7 +38,7 @@ def test_the_quickstart_learns_the_grammar(tmp_path: Path) -> None:
     assert exact["grammar:test_new"] >= 0.85, exact
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_latent_attention_reads_recipes_that_pooling_cannot(tmp_path: Path) -> None:
     """On couples of services that training never joins."""
     scores: dict[str, dict[str, float]] = {}
@@ -78,7 +78,7 @@ def get_config():
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_hard_attention_learns_to_copy(tmp_path: Path) -> None:
     """Its one layer picks one position of the source at a time: only right picks copy."""
     draw = random.Random(0)

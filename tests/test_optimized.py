@@ -10,7 +10,7 @@ import pytest
 TESTS = Path(__file__).parent
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_marked_tests_pass_as_users_compile() -> None:
     """Kernels' tolerances, a step of training, resuming and decoding."""
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
@@ -18,7 +18,7 @@ def test_marked_tests_pass_as_users_compile() -> None:
         path for path in TESTS.glob("*/test_*.py") if "mark.optimized" in path.read_text("utf-8")
     ]
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-m", "optimized and not long", *files],
+        [sys.executable, "-m", "pytest", "-m", "optimized and not long and not slow", *files],
         env=os.environ | flags,
         cwd=TESTS.parent,
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The recipes for real sizes plan at full size, and train; minutes, so `make ci-long` only."""
+"""The recipes for real sizes plan at full size, and train; minutes, so `make test-slow` only."""
 
 import random
 import re
@@ -34,7 +34,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipes_plan_at_full_size_and_train(
     path: Path, data: tuple[str, ...], tmp_path: Path

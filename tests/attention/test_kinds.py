@@ -86,7 +86,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 RARE = ("dot", "general", "location", "local-m, additive", "plain in one layer", "rotary", "alibi")
 RARE += ("gumbel", "one key head", "grouped, additive")
-"""What differs little from another kind is tried by `make ci-long`."""
+"""What differs little from another kind is tried by `make test-slow`."""
 
 
 @pytest.fixture(params=with_rare(KINDS, RARE))
@@ -191,7 +191,7 @@ def test_gathered_windows_are_those_of_all_scores(score: str) -> None:
     assert_gradients_close(grads, wanted_grads, 1e-4)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.usefixtures("gathered")
 def test_gathered_windows_with_padding_packing_and_steps() -> None:
     kind = gathering()
@@ -200,7 +200,7 @@ def test_gathered_windows_with_padding_packing_and_steps() -> None:
     assert_steps_are_teacher_forcing(kind, 2, 1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_hard_attention_learns_by_its_reward() -> None:
     """No gradient passes through its choices, but the scores have one. The reward is reported."""
     config = tiny(layers=2, **everywhere("cross_attention", kind="hard", layer=0))
@@ -254,7 +254,7 @@ def test_what_a_kind_reports_reaches_the_loss() -> None:
     assert sums.metrics["decoder/0/cross_attention/index"] == (15 + 1, 8)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_weight_of_rewards() -> None:
     """It scales the gradient of REINFORCE, and does not change that of the loss itself."""
     averages, batch = {"log_likelihood": jnp.asarray(-2.0)}, make_batch([(7, 6)] * 2)[:3]

@@ -78,7 +78,7 @@ def test_peers_pass_over_as_many_tokens_of_the_same_text(tmp_path: Path) -> None
         fill = count / slots
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_pytorch_is_timed_in_the_same_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed (the extra `peers`)")
     monkeypatch.delitem(pytorch.ALLOCATORS, "default")

@@ -31,7 +31,7 @@ KEY = np.uint64(0x1234_5678_9ABC_DEF0)
 COUNTS = [*range(1, 40), *(2**i + j for i in (6, 9, 13) for j in (-1, 0, 1)), 10_000]
 
 
-@pytest.mark.parametrize("counts", [COUNTS, pytest.param(range(4_001), marks=pytest.mark.long)])
+@pytest.mark.parametrize("counts", [COUNTS, pytest.param(range(4_001), marks=pytest.mark.slow)])
 def test_permutations_by_index_are_bijective(counts: Sequence[int]) -> None:
     for count in counts:
         places = permuted(np.arange(count), count, np.full(count, KEY))

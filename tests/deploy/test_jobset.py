@@ -80,7 +80,7 @@ def test_a_pod_ends_as_training_ends(ending: str, status: int, programs: Program
     assert options.run == "/shared/runs/base"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_pods_stop_together_and_finish(
     tiny_config: Config, programs: Programs, tmp_path: Path
 ) -> None:

@@ -87,7 +87,7 @@ wait -n && wait -n
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_tasks_stop_and_finish_as_the_script_expects(
     tiny_config: Config, programs: Programs, tmp_path: Path
 ) -> None:

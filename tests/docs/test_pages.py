@@ -55,6 +55,13 @@ def pages(*languages: str) -> list[Any]:
     return [pytest.param(page, id=page.stem) for page in having]
 
 
+def runnable() -> list[Any]:
+    """The pages whose code runs. Most but README take a minute or more."""
+    marks = {"README": pytest.mark.long}
+    having = pages("python", "sh", "console")
+    return [page._replace(marks=[marks.get(page.id, pytest.mark.slow)]) for page in having]
+
+
 @pytest.fixture(scope="module")
 def config(tiny_config: Config) -> Config:
     """The tiny config without attention dropout, as a reader's: some scores refuse it."""
@@ -102,8 +109,7 @@ def run_shell(text: str, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("page", pages("python", "sh", "console"))
+@pytest.mark.parametrize("page", runnable())
 def test_the_code_of_a_page_runs(page: Path, folder: Path, quickstart: Run) -> None:
     shutil.copytree(str(quickstart.folder), folder / "runs" / "quickstart")
     space: dict[str, Any] = {}

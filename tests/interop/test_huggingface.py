@@ -200,7 +200,7 @@ def test_an_imported_model_has_the_logits_of_transformers(
     assert [*new][: len(old)] == [*old]  # and pieces that had no id
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_imported_model_translates_as_in_transformers(
     hub: Any, folder: Path, again: tuple[Path, Path]
 ) -> None:

@@ -62,7 +62,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 RARE = ("deeper decoder, decoder tied", "learned positions, silu", "no positions")
-"""What differs little from another variant is tried by `make ci-long`."""
+"""What differs little from another variant is tried by `make test-slow`."""
 
 
 @pytest.fixture(params=with_rare(VARIANTS, RARE))

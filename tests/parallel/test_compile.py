@@ -97,14 +97,14 @@ def update(
     ("how", "config", "accumulate", "batch", "trained"),
     [
         ("jit", DATA, 1, "even", False),
-        pytest.param("jit", ONE, 4, "even", False, marks=pytest.mark.long),
-        pytest.param("jit", FSDP, 1, "even", True, marks=pytest.mark.long),
-        pytest.param("jit", FSDP, 1, "odd", False, marks=pytest.mark.long),
-        pytest.param("jit", ALL, 1, "even", False, marks=pytest.mark.long),
+        pytest.param("jit", ONE, 4, "even", False, marks=pytest.mark.slow),
+        pytest.param("jit", FSDP, 1, "even", True, marks=pytest.mark.slow),
+        pytest.param("jit", FSDP, 1, "odd", False, marks=pytest.mark.slow),
+        pytest.param("jit", ALL, 1, "even", False, marks=pytest.mark.slow),
         ("jit", ALL, 1, "odd", False),
-        pytest.param("jit", ALL, 2, "packed", False, marks=pytest.mark.long),
+        pytest.param("jit", ALL, 2, "packed", False, marks=pytest.mark.slow),
         ("pmap", DATA, 1, "even", True),
-        pytest.param("pmap", MeshConfig(data=4), 2, "even", False, marks=pytest.mark.long),
+        pytest.param("pmap", MeshConfig(data=4), 2, "even", False, marks=pytest.mark.slow),
     ],
 )
 def test_meshes_and_executors_agree(
@@ -121,7 +121,7 @@ def test_meshes_and_executors_agree(
     np.testing.assert_allclose(results[1]["loss"], metrics[1]["loss"], rtol=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_recurrence_on_a_mesh_has_the_same_gradient() -> None:
     gradients = [update("jit", config, 1, "packed", False, "ssru")[0] for config in (ALL, ONE)]
     assert_gradients_close(*gradients, tolerance=1e-5)

@@ -103,7 +103,7 @@ def places() -> list[list[str]]:
     return [[join, f"--process={index}/2"] for index in range(2)]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_that_is_not_shared_is_refused(tiny_config: Config, tmp_path: Path) -> None:
     config = config_file(tiny_config, tmp_path / "config.py")
     impatient = "from transformer_jax.training import trainer; trainer.APPEARS_WITHIN = 1; "
@@ -145,7 +145,7 @@ def test_a_process_with_other_files_is_refused_by_name(
     end(one, 2)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_rows_of_a_process_need_not_follow_each_other(
     tiny_config: Config, finished: Run, tmp_path: Path
 ) -> None:
@@ -251,7 +251,7 @@ def test_two_processes_evaluate_as_one(fixtures: Path, tmp_path: Path, monkeypat
     assert [found[name] for name in same] == [wanted.scores[name] for name in same]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_process_that_fails_alone_does_not_wait_for_the_others(fixtures: Path) -> None:
     """JAX would let it wait for five minutes."""
     command, (first, second) = ["translate", f"--run={fixtures / 'run'}"], places()
@@ -264,7 +264,7 @@ def test_a_process_that_fails_alone_does_not_wait_for_the_others(fixtures: Path)
     assert time.monotonic() < began + 90
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_processes_without_a_shared_disk_share_a_bucket(
     tiny_config: Config, tmp_path: Path, bucket: Bucket
 ) -> None:
@@ -292,7 +292,7 @@ def test_processes_without_a_shared_disk_share_a_bucket(
     assert max(np.abs(a - b).max() for a, b in zip(ours, theirs, strict=True)) < 0.01
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_death_of_a_process_ends_all(tiny_config: Config, tmp_path: Path) -> None:
     """tests/tools/test_faults.py continues such a run, to the same bits."""
     folder = tmp_path / "run"
@@ -337,7 +337,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
 def test_the_others_notice_a_death_without_a_launcher(
     killed: int, tiny_config: Config, tmp_path: Path
@@ -357,7 +357,7 @@ def test_the_others_notice_a_death_without_a_launcher(
     both[killed].communicate()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_processes_end_together_after_the_minutes(tiny_config: Config, tmp_path: Path) -> None:
     limits = {"steps": 100_000, "minutes": 0.05}
     config = config_file(changed(tiny_config, train=limits), tmp_path / "config.py")

@@ -450,7 +450,7 @@ def save_again(folder: Path, patch: pytest.MonkeyPatch, at: int) -> int:
     return changes
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_step_saved_again_is_whole_wherever_the_process_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

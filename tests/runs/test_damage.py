@@ -52,7 +52,7 @@ def test_damage_is_named(finished: Run) -> None:
     assert len(found["damaged_files"]) == 5
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_damage_to_every_file_and_of_every_kind_is_named(finished: Run) -> None:
     """Each file is damaged in one way; `make measure NAME=faults` damages each in every way."""
 
@@ -150,7 +150,7 @@ def test_lost_records_are_warned_of(tmp_path: Path, caplog: Log) -> None:
     assert caplog.messages == [f"{path}: records of steps 1 to 10 are lost"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_that_has_stepped_back_ends_with_the_same_bits(
     finished: Run, copied: Run, caplog: Log
 ) -> None:

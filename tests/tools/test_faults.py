@@ -14,7 +14,7 @@ from transformer_jax.runs import manifest
 from transformer_jax.runs.run import Run
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", SECONDS)
 def test_a_run_killed_in_a_phase_ends_as_if_it_were_not(
     phase: str, tiny_config: Config, finished: Run, tmp_path: Path
@@ -23,7 +23,7 @@ def test_a_run_killed_in_a_phase_ends_as_if_it_were_not(
     assert reference(tiny_config, finished, tmp_path).interrupt(case)["mismatches"] == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_killed_before_operations_on_files_ends_as_if_it_were_not(
     tiny_config: Config, finished: Run, tmp_path: Path
 ) -> None:
@@ -32,7 +32,7 @@ def test_a_run_killed_before_operations_on_files_ends_as_if_it_were_not(
     assert row["mismatches"] == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_processes_of_which_one_is_killed_end_as_if_it_were_not(
     tiny_config: Config, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from transformer_jax.benchmark import training
 from transformer_jax.config import Config, TokenizerConfig
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_measures_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(tiny(max_length=32), tokenizer=TokenizerConfig(vocabulary=320))
     reduced = {"TRAINED": {"tiny": config}, "ROWS": 8, "LENGTH": 8, "REMAT": ("none",)}

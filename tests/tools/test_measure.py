@@ -10,7 +10,7 @@ from transformer_jax.benchmark import results
 from transformer_jax.runs.run import Run
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_lines(finished: Run) -> None:
     measured = measure.million_lines(finished.folder, 30_000, (10_000, 30_000))
     assert measured["translated"] == 30_000

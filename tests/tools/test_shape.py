@@ -13,7 +13,7 @@ LIMITS = {"train": (14, 9), "model": (9, 6), "translate": (13, 8)}
 """The greatest numbers of calls and of files on each way."""
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_ways_are_short() -> None:
     """On one device, where no kernel is mapped over a mesh."""
     command = [sys.executable, "-m", "tools.shape"]

@@ -31,7 +31,7 @@ def tiny(tiny_config: Config, tmp_path: Path) -> Study:
     return Study("tiny", data, rows, {"train.steps": 4}, score, str(path), keep_outputs=True)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_runs_are_trained_continued_and_scored(tiny: Study) -> None:
     cores = os.sched_getaffinity(0)
     tiny = replace(

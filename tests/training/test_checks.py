@@ -26,7 +26,7 @@ def failures(config: Config, folder: Path, names: set[str]) -> set[str]:
     return failed
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "wanted"),
     [
@@ -44,7 +44,7 @@ def test_broken_layers(layer: str, wanted: set[str], tiny_config: Config, tmp_pa
     assert failures(config, tmp_path, OF_MODEL - {"packing"}) == wanted
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_broken_kind_is_named(tiny_config: Config, tmp_path: Path) -> None:
     attention = AttentionConfig(kind="causal_by_two")
     config = replace(tiny_config, model=tiny(decoder_attention=attention))
@@ -59,7 +59,7 @@ def test_a_broken_kernel_is_named(tiny_config: Config, tmp_path: Path) -> None:
     assert failures(config, tmp_path, names) == names
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_command(tiny_config: Config, tmp_path: Path, monkeypatch: Patch, capsys: Any) -> None:
     """A loss that is averaged on each device is found on several devices, in another process."""
     monkeypatch.chdir(Path(__file__).parents[1])  # where the other process finds the module, too

@@ -33,7 +33,7 @@ MODELS = {
     "classifier": tiny(max_length=64, labels=50, tied="none"),
 }
 RARE = ("local-p", "latent", "local-p, packed", "hard", "ssru")
-"""Tried by `make ci-long`."""
+"""Tried by `make test-slow`."""
 
 
 @pytest.mark.parametrize("name", with_rare(MODELS, RARE))

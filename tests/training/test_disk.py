@@ -21,7 +21,7 @@ NEW = r"os\.mkdir .*/00000008\.new"
 FULL = r"\[Errno 27\] File too large: 'RUN/{}'"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "message", "saved"),
     [
@@ -76,7 +76,7 @@ def test_a_folder_that_cannot_be_written_is_named(
     assert contents(tmp_path) == before
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_job_started_again_changes_nothing_while_the_first_one_saves(
     tiny_config: Config, finished: run.Run, tmp_path: Path
 ) -> None:

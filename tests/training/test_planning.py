@@ -39,7 +39,7 @@ def compiled(mesh: MeshConfig, remat: Any = "none") -> Any:
     return compile_training_step(plan.setup, plan.shape(SHAPE))
 
 
-@pytest.mark.parametrize("mesh", [DATA, pytest.param(ALL, marks=pytest.mark.long)])
+@pytest.mark.parametrize("mesh", [DATA, pytest.param(ALL, marks=pytest.mark.slow)])
 def test_bytes_are_those_of_the_programs_arguments(mesh: MeshConfig) -> None:
     rng = jax.random.key_data(jax.random.key(0)).nbytes
     arguments = compiled(mesh).memory_analysis().argument_size_in_bytes
@@ -57,7 +57,7 @@ def test_devices_exchange_the_gradients_once() -> None:
     assert gradients <= exchanged["all-reduce"].bytes <= gradients + 64  # and a few scalars
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_rematerialization_saves_memory() -> None:
     sizes = [
         compiled(DATA, remat).memory_analysis().temp_size_in_bytes for remat in ("none", "layers")
@@ -69,14 +69,14 @@ def assert_estimated(plan: Planner, true: int, most: float = 1.6) -> None:
     assert 0.9 * true < plan.memory(SHAPE).temporaries < most * true
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_temporaries_are_estimated_from_what_is_kept() -> None:
     for remat in ("none", "layers"):
         plan = planner(DATA, execution=ExecutionConfig(remat=remat))
         assert_estimated(plan, compiled(DATA, remat).memory_analysis().temp_size_in_bytes)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "accumulate", "most"),
     [
@@ -111,7 +111,7 @@ def test_microbatches_follow_from_the_devices() -> None:
     assert halved[0].option == "--config.optimizer.microbatch_tokens=150"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_remedies_fit() -> None:
     plan = planner(MeshConfig(), 64)
     large = SHAPE._replace(rows=2048)
@@ -133,7 +133,7 @@ def test_remedies_fit() -> None:
     assert [remedy.option for remedy in sharded] == ["--config.mesh.fsdp=4"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_remedies_are_configs_that_train() -> None:
     """pmap has no fsdp, and batches have at least 8 rows."""
     plan = planner(MeshConfig(), 64, execution=ExecutionConfig(executor="pmap"))
@@ -154,7 +154,7 @@ def test_emulated_devices_share_the_memory_of_the_host(monkeypatch: pytest.Monke
     assert device_memory(planner(MeshConfig(), 64).setup.mesh) == 100
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_plans_count_what_is_trained() -> None:
     """Fewer moments and gradients. A frozen encoder has no backward pass if its embeddings are
     frozen, too, and else only that of its inputs."""

@@ -96,7 +96,7 @@ def test_two_signals_are_one_request(arrive: Callable[[], None], first: signal.S
         pytest.param("train_step", 1, 1, [1], id="first step", marks=pytest.mark.long),
         pytest.param("eval_step", 1, 1, [6], id="development loss", marks=pytest.mark.long),
         pytest.param("prefill", 1, 1, [6], id="translation", marks=pytest.mark.long),
-        pytest.param("train_step", 2, 2, [4], id="step of another shape", marks=pytest.mark.long),
+        pytest.param("train_step", 2, 2, [4], id="step of another shape", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_waits_for_the_program_that_is_compiled(
@@ -135,7 +135,7 @@ def test_an_evaluation_is_given_up_between_batches(tiny_config: Config, finished
     assert not answers
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "phase"),
     [
@@ -152,7 +152,7 @@ def test_a_signal_ends_a_process_and_the_run_goes_on(
     assert reference(tiny_config, finished, tmp_path).interrupt(case)["mismatches"] == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_second_signal_ends_the_process_while_it_evaluates(
     tiny_config: Config, finished: run.Run, tmp_path: Path
 ) -> None:
@@ -165,7 +165,7 @@ def test_a_second_signal_ends_the_process_while_it_evaluates(
     assert_same(train(tiny_config, tmp_path / "r"), finished)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_second_signal_ends_all_processes(tiny_config: Config, tmp_path: Path) -> None:
     endless = changed(tiny_config, train={"steps": 100_000})
     process = two_processes(endless, tmp_path).start(tmp_path / "r")
@@ -185,7 +185,7 @@ def test_a_second_signal_ends_all_processes(tiny_config: Config, tmp_path: Path)
     assert checkpoint.restore(folder, checkpoint.steps(folder)[-1], "weights")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("compiling", [False, True])
 def test_a_signal_to_every_process_is_a_single_request(
     compiling: bool, tiny_config: Config, tmp_path: Path

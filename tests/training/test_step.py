@@ -166,7 +166,7 @@ def test_training_learns_and_resumes_to_the_bit() -> None:
     jax.tree.map(np.testing.assert_array_equal, half, state)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_fifty_losses_are_those_of_a_plain_step() -> None:
     """Split over eight devices and two microbatches, with attention block by block."""
     options = OptimizerConfig(schedule="inverse_sqrt", learning_rate=0.01, warmup=5, accumulate=2)

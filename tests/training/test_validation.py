@@ -45,7 +45,7 @@ def test_the_first_lines_are_translated_and_the_loss_is_of_all(
     assert scored[0][name]["metric"] == 0.5
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_evaluations_without_translation_count_for_neither_best_nor_patience(
     tiny_config: Config, tmp_path: Path
 ) -> None:
@@ -68,7 +68,7 @@ def test_evaluations_without_translation_count_for_neither_best_nor_patience(
     assert trained.best_step() == 4
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "decoded"), [(9, [False, True]), (None, [False, False])])
 def test_the_last_evaluation_translates_and_by_loss_all_count(
     every: int | None, decoded: list[bool], tiny_config: Config, tmp_path: Path
