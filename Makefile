@@ -13,7 +13,7 @@ PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 MATHJAX := mathjax@3.2.2
-MEASUREMENTS := attention costs decode devices faults interop million_lines real_sizes remat scaling train_speed \
+MEASUREMENTS := attention costs decode devices faults interop million_lines model real_sizes remat scaling train_speed \
   windows
 
 .PHONY: help quickstart test test-newest check ci-long test-slow shape fingerprint multi30k study measure gpu readme pictures notebooks docs browser wheel release clean
@@ -110,6 +110,11 @@ test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 .venv-peers/bin/python -m pip install --quiet --disable-pip-version-check \
   ctranslate2 transformers sentencepiece
 $(PY) -m tools.decode $(if $(DATA),--data $(DATA)) $(if $(TRAINED),--run $(TRAINED))
+endef
+
+define measure-model
+$(if $(TRAINED),,$(error TRAINED= must name a run of configs/libreoffice_en_de.py))
+$(PY) -m tools.model "$(TRAINED)"
 endef
 
 define measure-interop

@@ -25,7 +25,7 @@ version = release = __version__
 copyright = "the authors of transformer_jax; license: Apache-2.0"
 
 root_doc = "docs/index"
-include_patterns = ["docs/**", "notebooks/0*.ipynb", "CONTRIBUTING.md"]
+include_patterns = ["docs/**", "notebooks/0*.ipynb", "CONTRIBUTING.md", "CHANGELOG.md"]
 exclude_patterns = [".venv*", "runs", "build"]
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".rst": "restructuredtext"}

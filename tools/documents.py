@@ -20,7 +20,11 @@ from transformer_jax.benchmark import results
 from transformer_jax.config import Config
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+DOCUMENTS = (
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "models/libreoffice_en_de/README.md",
+)
 
 PACKAGE = Path("transformer_jax")
 

@@ -52,14 +52,14 @@ def blocks(page: Path) -> list[Block]:
 def pages(*languages: str) -> list[Any]:
     """The pages that have a block of one of the languages."""
     having = [page for page in DOCUMENTS if {*languages} & {b.language for b in blocks(page)}]
-    return [pytest.param(page, id=page.stem) for page in having]
+    return [pytest.param(page, id=str(page.relative_to(ROOT).with_suffix(""))) for page in having]
 
 
 def runnable() -> list[Any]:
-    """The pages whose code runs. Most but README take a minute or more."""
-    marks = {"README": pytest.mark.long}
-    having = pages("python", "sh", "console")
-    return [page._replace(marks=[marks.get(page.id, pytest.mark.slow)]) for page in having]
+    """The pages whose code runs. Most but the READMEs take a minute or more."""
+    for_all = pages("python", "sh", "console")
+    marks = [pytest.mark.slow if "docs" in page.id else pytest.mark.long for page in for_all]
+    return [page._replace(marks=[mark]) for page, mark in zip(for_all, marks, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,7 @@ def folder(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         config_file(config, tmp_path / "configs" / path.name)
     for name in ("train", "dev", "test"):
         write_pairs(tmp_path, name, 64, 3)
+    shutil.copytree(ROOT / "models", tmp_path / "models")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path

@@ -1,0 +1,100 @@
+"""Writes a trained run as the model in models/, and scores it.
+
+    python -m tools.model RUN
+
+RUN is one of configs/libreoffice_en_de.py. The development set chooses the length penalty. Writes
+models/libreoffice_en_de, with integer weights, and results/model.json.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tools import scores
+from tools.studies import LIBREOFFICE
+from transformer_jax import DecodeConfig, Translator
+from transformer_jax.allocator import restart_with_allocator
+from transformer_jax.benchmark import results
+from transformer_jax.decoding.evaluation import score
+from transformer_jax.interop import int8
+from transformer_jax.parallel.program_cache import cache_programs
+from transformer_jax.runs import run as runs
+
+MODEL = Path("models/libreoffice_en_de")
+CARD = MODEL / "README.md"
+SENTENCE = "Click on the icon to insert a new table in the document."
+
+
+def write(source: runs.Run, decode: DecodeConfig) -> None:
+    """Writes the best parameters of a run, with its search, in place of the model."""
+    run = dataclasses.replace(source, config=dataclasses.replace(source.config, decode=decode))
+    card = CARD.read_bytes()
+    shutil.rmtree(MODEL)
+    int8.export(run, run.best_step(), run.params(), MODEL)
+    CARD.write_bytes(card)
+
+
+def model_files() -> dict[str, bytes]:
+    """Returns the contents of the model's files by their paths, but for its card."""
+    paths = sorted(path for path in MODEL.rglob("*") if path.is_file() and path != CARD)
+    return {path.relative_to(MODEL).as_posix(): path.read_bytes() for path in paths}
+
+
+def digest(contents: Mapping[str, bytes]) -> str:
+    """Returns the SHA-256 of what `sha256sum` prints of the files."""
+    lines = (f"{hashlib.sha256(x).hexdigest()}  {name}\n" for name, x in contents.items())
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def scored(sources: list[str], references: list[str]) -> dict[str, Any]:
+    """Returns the scores of the model."""
+    outputs = scores.texts(Translator.load(MODEL), sources)
+    values = score(outputs, references)
+    return {"bleu": values["bleu"], "chrf": values["chrf"]}
+
+
+def seconds_to_answer() -> dict[str, float]:
+    """Returns the seconds of a command that translates a line: the first time, and again."""
+    command = [sys.executable, "-m", "transformer_jax.cli.main", "translate", f"--run={MODEL}"]
+    seconds = {}
+    with tempfile.TemporaryDirectory() as cache:
+        for name in ("first", "again"):
+            began = time.perf_counter()
+            environment = os.environ | {"XDG_CACHE_HOME": cache}
+            subprocess.run(
+                command, input=SENTENCE, text=True, env=environment, check=True, capture_output=True
+            )
+            seconds[name] = time.perf_counter() - began
+    return seconds
+
+
+def main() -> None:
+    """Reads the run's folder, and writes the model and its scores."""
+    restart_with_allocator()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", metavar="RUN")
+    source = runs.load(parser.parse_args().run)
+    cache_programs()
+    values, _ = scores.translations(source, LIBREOFFICE)
+    write(source, DecodeConfig(**values["search"]))
+    contents = model_files()
+    values |= {
+        "int8": scored(*LIBREOFFICE.sides(LIBREOFFICE.test)),
+        "seconds_to_answer": seconds_to_answer(),
+        "mib": sum(map(len, contents.values())) / 2**20,
+        "sha256": digest(contents),
+    }
+    results.write("model", "make measure NAME=model TRAINED=RUN", values)
+
+
+if __name__ == "__main__":
+    main()
