@@ -20,11 +20,8 @@ from transformer_jax.benchmark import results
 from transformer_jax.config import Config
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (
-    ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-    ROOT / "models/libreoffice_en_de/README.md",
-)
+CARD = ROOT / "models/libreoffice_en_de/README.md"
+DOCUMENTS = (ROOT / "README.md", CARD, *sorted((ROOT / "docs").glob("*.md")))
 
 PACKAGE = Path("transformer_jax")
 

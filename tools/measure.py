@@ -29,7 +29,7 @@ from transformer_jax.attention import Mask, attend, scores
 from transformer_jax.attention.gathered import local_p_gathered
 from transformer_jax.benchmark import results
 from transformer_jax.benchmark.timing import time_in_turns, timer
-from transformer_jax.config import SMALL, Config, ExecutionConfig, ModelConfig
+from transformer_jax.config import SMALL, Config, ExecutionConfig
 from transformer_jax.data.buckets import Shape
 from transformer_jax.files import AnyPath
 from transformer_jax.flops import count_flops
@@ -77,14 +77,12 @@ def time_steps(
     return measured
 
 
-def remat(
-    model: ModelConfig = SMALL, vocabulary: int = 8000, rows: int = 16, length: int = 128
-) -> dict[str, Any]:
+def remat() -> dict[str, Any]:
     """Compares the policies of rematerialization by operations, memory and time of a step."""
-    shape, samples = Shape(rows, length, length), 5
+    shape, vocabulary, samples = Shape(16, 128, 128), 8000, 5
     gflop, steps = {}, {}
     for policy in ("none", "matmuls", "layers"):
-        config = Config(model=model, execution=ExecutionConfig(remat=policy))
+        config = Config(model=SMALL, execution=ExecutionConfig(remat=policy))
         planner = Planner(config, (vocabulary, vocabulary), jax.devices()[:1])
         gflop[policy] = planner.flops(shape) / 1e9
         state = jax.jit(planner.setup.init)(jax.random.key(0))
@@ -134,17 +132,11 @@ def flops_per_query(kind: str, mode: str, length: int, window: int) -> float:
     return count_flops(run, (array, array, array, share)) / (HEADS * length)
 
 
-def windows(
-    lengths: Sequence[int] = (512, 1024, 2048, 4096),
-    widths: Sequence[int] = (16, 64, 256),
-    samples: int = 3,
-) -> dict[str, Any]:
-    """Measures whether the cost of local attention follows from the window, not from the length.
-
-    widths: positions on each side of a window.
-    """
-    rows = []
-    for length, window in itertools.product(lengths, widths):
+def windows() -> dict[str, Any]:
+    """Measures whether the cost of local attention follows from the window, not from the length."""
+    rows, samples = [], 3
+    widths = (16, 64, 256)  # positions on each side of a window
+    for length, window in itertools.product((512, 1024, 2048, 4096), widths):
         *keys, key = jax.random.split(jax.random.key(0), 4)
         arrays = [jax.random.normal(each, (1, HEADS, length, WIDTH)) for each in keys]
         arrays.append(jax.random.uniform(key, (1, HEADS, length)))
