@@ -58,6 +58,7 @@ def bench(*arguments: str) -> None:
     main(["bench", "attention", *SMALL, *arguments])
 
 
+@pytest.mark.long
 def test_kernels_are_measured_and_a_wrong_one_is_found(tmp_path: Path, capsys: Capture) -> None:
     kernels = ["--kernels", "auto", "blockwise", "my_kernels:twice", "my_kernels:nan"]
     bench("--lengths=8", "--masks=causal", *kernels, "--out", "made/x", "--dump", "hlo")

@@ -37,6 +37,7 @@ def fake_workers(seconds: float) -> Any:
     return lambda platform, peer: contextlib.nullcontext({"tuned": ask, "default": fail})
 
 
+@pytest.mark.long
 def test_full_rows_are_measured_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pytorch, "workers", fake_workers(1e6))
     monkeypatch.setattr(timing, "SAMPLE_S", 0.0)

@@ -472,6 +472,7 @@ def test_evaluation_prints_scores_and_signatures(finished: Run, capsys: Capture)
     assert {"bleu", "chrf", "exact", "loss", "perplexity", "signatures"} <= scores.keys()
 
 
+@pytest.mark.long
 def test_evaluation_takes_a_tokenizer_and_further_references(
     finished: Run, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -114,6 +114,7 @@ def test_corpora_are_mixed_by_their_weights() -> None:
         assert 25 <= small.sum() <= 26
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.integers(1, 70), st.integers(0, 9)), min_size=1, max_size=5))
 @example([(40, 1), (25, 1)])
 @example([(1, 1), (1, 1), (15, 8)])

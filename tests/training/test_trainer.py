@@ -279,6 +279,7 @@ def test_weights_of_another_run_do_not_replace_those_saved_meanwhile(
     assert arrays(begin(tmp_path / "r")) == arrays(begin(tmp_path / "whole"))
 
 
+@pytest.mark.long
 def test_the_start_is_evaluated_and_may_be_the_best(
     finished: run.Run, tiny_config: Config, tmp_path: Path
 ) -> None:
