@@ -29,7 +29,7 @@ def test_its_score() -> None:
         pytest.skip(f"{LIBREOFFICE.folder}: the corpus is not here")
     measured, stored = model.scored(*LIBREOFFICE.sides(LIBREOFFICE.test)), results.read("model")
     assert measured["bleu"] == pytest.approx(stored["int8"]["bleu"], abs=0.3)
-    assert stored["int8"]["bleu"] > stored["bleu_cased_13a"] - 0.5
+    assert measured["bleu"] > stored["bleu_cased_13a"] - 0.5  # of the float32 weights
 
 
 def test_a_damaged_copy_is_refused(tmp_path: Path, capsys: Capture) -> None:
