@@ -1,5 +1,9 @@
 """`transformer-jax check` names what is broken in code of one's own, and nothing else."""
 
+import os
+import signal
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,9 @@ from tools.common import config_file
 from transformer_jax.cli.main import main
 from transformer_jax.config import AttentionConfig, Config, TokenizerConfig
 from transformer_jax.text.tokenizer import train as train_tokenizers
+from transformer_jax.training import checks
 from transformer_jax.training.checks import CHECKS, Subject
+from transformer_jax.types import Batch
 
 OF_MODEL = {"decoding with caches", "what positions see", "padding", "packing", "accumulation"}
 
@@ -75,6 +81,33 @@ def test_the_command(tiny_config: Config, tmp_path: Path, monkeypatch: Patch, ca
     failed = {line[10:30].strip() for line in lines if line.startswith("FAILED")}
     assert failed == {"accumulation", "several devices"}
     assert [line for line in lines if line.startswith("left out  packing")]
+
+
+def _wait(config: Config, sizes: tuple[int, int], modules: tuple[str], batch: Batch) -> None:
+    started = Path(*modules)
+    started.touch()
+    time.sleep(20)
+    started.unlink()
+
+
+@pytest.mark.long
+def test_an_interrupt_ends_the_process_of_several_devices(
+    tiny_config: Config, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(checks, "_compare_devices", _wait)
+    started = tmp_path / "started"
+    config = replace(tiny_config, model=tiny())
+    subject = Subject.of(config, None, (str(started),), tmp_path)
+
+    def interrupt() -> None:
+        while not started.exists():
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        CHECKS["several devices"][0](subject)
+    assert started.exists()  # the process was not waited for
 
 
 def test_a_tokenizer_that_loses_text_is_named(tiny_config: Config, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -235,7 +235,12 @@ def mesh_error(subject: Subject) -> float:
     batch = Batch(*map(np.asarray, subject.batch[:3]))
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         arguments = subject.config, subject.tokenizers.sizes, subject.modules, batch
-        return pool.submit(_compare_devices, *arguments).result()
+        try:
+            return pool.submit(_compare_devices, *arguments).result()
+        except KeyboardInterrupt:  # leaving the block waits for the process
+            for process in active_children():
+                process.kill()
+            raise
 
 
 def _small_mesh(mesh: MeshConfig) -> MeshConfig:
