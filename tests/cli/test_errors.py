@@ -46,6 +46,7 @@ def nothing_written(bucket: Bucket, tmp_path: Path, monkeypatch: Patch) -> Itera
 AGAIN = ": given 2 times; give it once, with all its values"
 SHARED = ": is read once, but named 2 times"
 TRAIN, PLAN = "train --config=QUICKSTART --run=r", "inspect --config=QUICKSTART"
+BACK_TRANSLATE = "back-translate --run=RUN --text=x --pairs=grammar --output=x.tsv"
 SMALL, SEARCH = "train --config=CONFIG --run=r", "translate --run=RUN --config.decode"
 BENCH, VIEW = "bench attention --heads=2 --lengths=8", "attention --run=RUN red -o"
 REFUSED = [
@@ -117,6 +118,7 @@ REFUSED = [
     ("translate --run=RUN --output=x.gz", "--output=x.gz: is written as plain text; name it"),
     ("evaluate --run=RUN --data a.tsv --output=x.xz", "--output=x.xz: is written as plain text"),
     (f"{SEARCH}.beam=4 --beam=5", "--beam: is also given as --config.decode.beam; give one of"),
+    (f"{BACK_TRANSLATE} --config.decode.n-best=2", "decode.n_best: leave it out; back-translate"),
     ("check --run=RUN --config.model.layers=3", "model.layers=3: "),
     (f"{SEARCH}.sample=True --config.decode.top-p=0", "top_p=0.0: must be above 0 and at most 1"),
     (f"{SEARCH}.temperature=0", "decode.temperature=0.0: must be above 0"),

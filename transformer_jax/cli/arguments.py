@@ -30,7 +30,8 @@ class ConfigArguments(NamedTuple):
 
     def sets(self, field: str) -> bool:
         """Returns whether an override sets `field`, such as "execution.kernel"."""
-        return any(name.partition("=")[0] == f"--config.{field}" for name in self.overrides)
+        names = (each.partition("=")[0].replace("-", "_") for each in self.overrides)
+        return f"__config.{field}" in names
 
     def resolve(self, stored: Config | None = None, origin: str = "") -> Config:
         """Returns the config of the file, or else `stored`, with the overrides applied.

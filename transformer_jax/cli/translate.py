@@ -158,6 +158,8 @@ def _record(translator: Translator, translation: Translation) -> dict[str, Any]:
 
 def back_translate(options: BackTranslate, arguments: ConfigArguments) -> None:
     """Writes a pair for each line of a text, which the coordinator alone reads."""
+    if arguments.sets("decode.n_best"):
+        raise UserError("decode.n_best: leave it out; back-translate writes one pair for each line")
     translator = load_translator(options, arguments, n_best=1)
     corpus = Corpus(options.pairs, "train", translator.config.data.fields)
     processes.require_same_everywhere(translator.config, {options.pairs: corpus.digest})
