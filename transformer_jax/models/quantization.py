@@ -24,7 +24,7 @@ def quantize(params: Params) -> Params:
     """Returns the parameters with `Quantized` matrices of matmuls, embeddings among them.
 
     Each is rounded to the nearest of 255 values; the largest of a channel is exact. A channel is an
-    output of a projection, or the embedding of an id.
+    output of a projection, or the embedding of an id. Shapes and types may be in place of arrays.
     """
     return map_with_paths(_quantize, params)
 
@@ -37,6 +37,10 @@ def dequantize(params: Params) -> Params:
 def _quantize(path: str, array: Any) -> Any:
     if (inputs := input_dimensions(path, array.ndim)) is None:
         return array
+    if isinstance(array, jax.ShapeDtypeStruct):
+        channels = tuple(1 if i in inputs else size for i, size in enumerate(array.shape))
+        scales = jax.ShapeDtypeStruct(channels, jnp.float32)
+        return Quantized(jax.ShapeDtypeStruct(array.shape, jnp.int8), scales)
     largest = jnp.max(jnp.abs(array), axis=inputs, keepdims=True)
     scales = jnp.where(largest > 0, largest / 127, 1.0)
     return Quantized(jnp.round(array / scales).astype(jnp.int8), scales)
