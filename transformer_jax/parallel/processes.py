@@ -27,8 +27,9 @@ from transformer_jax.files import exit_now
 JOIN_TIMEOUT = 300
 """Seconds to wait for the other processes at the start."""
 
-HEARTBEAT_TIMEOUT = 30
-"""Seconds after which a process that sends no heartbeat is taken for dead, and the others end."""
+HEARTBEAT_TIMEOUT = 150
+"""Seconds after which a process that sends no heartbeat is taken for dead, and the others end. JAX
+sends two in this time, so that a process which is stopped for a minute is waited for."""
 
 LEAVE_TIMEOUT = 5
 """Seconds that a process which fails waits for the others to end, too."""
