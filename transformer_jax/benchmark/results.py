@@ -39,7 +39,7 @@ def origin() -> dict[str, Any]:
 
     commit is "" outside a repository. dirty: tracked files have changed since the commit.
     """
-    unchecked = ("--", ".", ":!results", ":!*.md")
+    unchecked = ("--", ".", ":!results", ":!models", ":!*.md")
     return {
         "commit": _git("rev-parse", "HEAD"),
         "dirty": _git("status", "--porcelain", "--untracked-files=no", *unchecked) != "",
