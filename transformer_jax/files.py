@@ -16,8 +16,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-import fsspec
-import fsspec.config
 from etils import epath
 
 from transformer_jax.errors import UserError, require_unicode
@@ -99,6 +97,8 @@ def cache_folder(name: str) -> Path:
 def files_below(folder: AnyPath) -> dict[str, AnyPath]:
     """Returns all files below a folder, by their names relative to it."""
     if isinstance(folder, epath.Path):  # one request for a thousand objects
+        import fsspec  # which looks through all packages, and is for object storage only
+
         system, root = fsspec.url_to_fs(str(folder))
         names = [name.removeprefix(f"{root}/") for name in system.find(root)]
         # Google's console makes an object "NAME/" of an empty folder.
@@ -194,6 +194,8 @@ def _connect(url: str) -> None:
         raise UserError(f"{url}: needs gcsfs; pip install 'transformer-jax[gcs]'")
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # its errors are exceptions, too
     os.environ["EPATH_USE_TF"] = "false"  # epath would prefer TensorFlow if it is installed
+    import fsspec.config
+
     # TensorStore writes objects of which a cached listing does not know.
     fsspec.config.conf.setdefault("gs", {})["use_listings_cache"] = False
     try:

@@ -53,6 +53,8 @@ class ConfigArguments(NamedTuple):
                     f"{origin}execution.kernel={kernel!r}: is not loaded from a file; give "
                     f"--config.execution.kernel={kernel} or --config.execution.kernel=auto"
                 )
+        if not self.overrides:  # tyro takes a while to find all fields
+            return config
         return parse(Fields, self.overrides, "transformer-jax", Fields(config)).config
 
 

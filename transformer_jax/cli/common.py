@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import ModelOptions, PairOptions, ProcessOptions, SearchOptions
 from transformer_jax.config import Config, MeshConfig, from_json, require_decided
@@ -167,19 +170,14 @@ def progress(source: str | int, output: str) -> Iterator[Callable[[int], None]]:
     source, output: paths of text; "-" is standard input or output. source may also be the number of
     lines. Yields a function that takes the number of lines that have been translated.
     """
-    if not sys.stderr.isatty() or (output == "-" and sys.stdout.isatty()):
+    console = Console(stderr=True, force_terminal=sys.stderr.isatty())
+    if not console.is_terminal or (output == "-" and sys.stdout.isatty()):
         yield lambda _: None
         return
-    # Here, since commands without a bar start faster without it.
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
-
-    console = Console(stderr=True, force_terminal=True)
     total = source if isinstance(source, int) else None
     if isinstance(source, str) and Path(source).is_file():
         total = sum(1 for _ in read_lines(source))
-    columns = TextColumn("lines"), BarColumn(), MofNCompleteColumn(), Remaining()
+    columns = TextColumn("lines"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     # On a terminal, what is printed meanwhile appears above the bar; elsewhere, it stays apart.
     options: Any = {"transient": True, "redirect_stdout": sys.stdout.isatty()}
     with Progress(*columns, console=console, **options) as bar:
