@@ -374,14 +374,14 @@ def test_translation_may_end_while_it_waits_for_lines(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "set_up", ["common.end_at_interrupt()", "sys.unraisablehook = main.end_if_interrupted"]
+    "set_up", ["main.end_at_interrupt()", "sys.unraisablehook = main.end_if_interrupted"]
 )
 def test_an_interrupt_that_python_loses_ends_a_process(set_up: str) -> None:
     """In a callback of a weak reference, as JAX has them, while a thread runs."""
     program = f"""if True:
         import os, signal, sys, threading, time, weakref
         from transformer_jax import files
-        from transformer_jax.cli import common, main
+        from transformer_jax.cli import main
         {set_up}
         files.temporaries.callback(print, "removed", flush=True)
         threading.Thread(target=time.sleep, args=(60,)).start()

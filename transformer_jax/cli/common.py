@@ -5,7 +5,6 @@ import dataclasses
 import fcntl
 import logging
 import re
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from transformer_jax.decoding.scoring import HeadSelection
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.files import json_digest, local_path, named, write_whole
-from transformer_jax.parallel.processes import broadcast, join, leave, require_same_everywhere
+from transformer_jax.parallel.processes import broadcast, join, require_same_everywhere
 from transformer_jax.parallel.program_cache import cache_programs
 from transformer_jax.runs import run
 from transformer_jax.text.files import read_lines, uncompressed_name
@@ -58,18 +57,6 @@ def run_and_config(name: str | None, arguments: ConfigArguments) -> tuple[run.Ru
     config = arguments.resolve(loaded.config)
     require_decided(f"run {loaded.folder}", loaded.config, config)
     return loaded, config
-
-
-def end_at_interrupt() -> None:
-    """Makes SIGINT end this process within a second, also while its threads run programs, and where
-    Python loses the exception, as in callbacks of weak references."""
-
-    def end(number: int, frame: Any) -> None:
-        leave(128 + number, soon=True)
-        signal.default_int_handler(number, frame)
-
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not of a launcher
-        signal.signal(signal.SIGINT, end)
 
 
 def join_processes(options: ProcessOptions) -> None:
@@ -120,7 +107,6 @@ def load_translator(
     for name, value in changes.items():
         if value is not None and arguments.sets(f"decode.{name}"):
             raise UserError(f"--{name}: is also given as --config.decode.{name}; give one of them")
-    end_at_interrupt()
     join_processes(options)
     loaded, *others = map(run.load, options.run)
     if others and options.step is not None:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.cli.arguments import Fields, one_line, parse, require_once, split_config
-from transformer_jax.cli.commands import COMMANDS, Options, ProcessOptions
+from transformer_jax.cli.commands import COMMANDS, Options, ProcessOptions, SearchOptions
 from transformer_jax.config import Config, did_you_mean
 from transformer_jax.errors import UserError, printable, require_unicode
 from transformer_jax.files import exit_now
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     handler.setFormatter(_PrintableFormatter("transformer-jax: %(levelname)s: %(message)s"))
     logging.basicConfig(handlers=[handler])
     try:
-        _dispatch(arguments)
+        _dispatch(arguments, is_program=argv is None)
     except BrokenPipeError:
         # The reader of the output has ended, which is no error. Python would report it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -65,6 +65,19 @@ def end_if_interrupted(lost: Any, show: Callable[[Any], object] = sys.__unraisab
     show(lost)
 
 
+def end_at_interrupt() -> None:
+    """Makes SIGINT end this process within a second, also while its threads run programs, and where
+    Python loses the exception, as in callbacks of weak references."""
+    from transformer_jax.parallel.processes import leave
+
+    def end(number: int, frame: Any) -> None:
+        leave(128 + number, soon=True)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored
+        signal.signal(signal.SIGINT, end)
+
+
 def _exit(status: int, *, now: bool = False) -> NoReturn:
     if "jax" in sys.modules:  # which joins processes
         from transformer_jax.parallel.processes import end_now, leave
@@ -82,7 +95,7 @@ class _PrintableFormatter(logging.Formatter):
         return printable(super().format(record))
 
 
-def _dispatch(arguments: Sequence[str]) -> None:
+def _dispatch(arguments: Sequence[str], is_program: bool) -> None:
     for argument in arguments:
         require_unicode(argument)
     arguments = [_at_home(argument) for argument in arguments]
@@ -106,8 +119,10 @@ def _dispatch(arguments: Sequence[str]) -> None:
         launch(arguments, options)
     else:
         module, _, function = runs.partition(":")
-        with_config = (config,) if kind.takes_config else ()
-        getattr(_import(f"transformer_jax.cli.{module}"), function)(options, *with_config)
+        run = getattr(_import(f"transformer_jax.cli.{module}"), function)
+        if is_program and isinstance(options, SearchOptions):
+            end_at_interrupt()
+        run(options, *(config,) if kind.takes_config else ())
 
 
 def _import(name: str) -> Any:
