@@ -79,7 +79,7 @@ def test_candidates_of_a_file(translator: Translator, tmp_path: Path) -> None:
     lists: list[list[int]] = [[] for _ in range(size)]
     lists[7], lists[9] = [20, 30], [30, 40]
     (tmp_path / "lex.bin").write_bytes(as_file(6, lists))
-    shortlist = Shortlist(tmp_path / "lex.bin", translator.tokenizers)
+    shortlist = Shortlist(str(tmp_path / "lex.bin"), translator.tokenizers)
     np.testing.assert_array_equal(shortlist([7, 9, EOS]), [0, 1, 2, 3, 4, 5, 20, 30, 40])
 
 

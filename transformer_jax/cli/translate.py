@@ -47,7 +47,7 @@ def translate(options: Translate, arguments: ConfigArguments) -> None:
     translator = load_translator(options, arguments, heads, **changes)
     shortlist = None
     if options.shortlist is not None:
-        shortlist = Shortlist(Path(options.shortlist), translator.tokenizers)
+        shortlist = Shortlist(options.shortlist, translator.tokenizers)
         stored, _ = run.read_config(find_path(options.run[0]) / "config.json")
         _require_same_origin(stored.get("provenance", {}), shortlist, options.shortlist)
         translator = translator.with_shortlist(shortlist)

@@ -23,10 +23,10 @@ class Shortlist:
     its name. UserError: it is none, cut or damaged, or of other vocabularies than the run's.
     """
 
-    def __init__(self, path: Path, tokenizers: Tokenizers) -> None:
+    def __init__(self, path: str | Path, tokenizers: Tokenizers) -> None:
         source, target = (np.asarray(side.model_ids) for side in tokenizers)
         self.digests: dict[str, str] = {}
-        first, offsets, ids = _read(path, read_file(path, self.digests))
+        first, offsets, ids = _read(path, read_file(Path(path), self.digests))
         size = len(offsets) - 1
         if size != source.max() + 1 or max(ids.max(initial=0), first - 1) > target.max():
             raise UserError(
@@ -47,7 +47,7 @@ class Shortlist:
         return np.union1d(self._common, np.concatenate(lists)).astype(np.int32)
 
 
-def _read(path: Path, data: bytes) -> tuple[int, np.ndarray, np.ndarray]:
+def _read(path: str | Path, data: bytes) -> tuple[int, np.ndarray, np.ndarray]:
     """Returns the number of commonest ids, where each source id's list begins, and all lists."""
     if len(data) < _HEADER.size or _HEADER.unpack_from(data)[0] != _MAGIC:
         raise UserError(f"{path}: is no shortlist of Marian (lex.*.bin)")
