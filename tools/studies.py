@@ -18,7 +18,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from tools import adaptation, attention_kinds, scores
+from tools import adaptation, attention_kinds, distillation, scores
 from tools.scores import Data
 from tools.study import RUNS, Changes, Rows, Study, outputs_file, run_study, train_each
 from transformer_jax import plot
@@ -161,6 +161,30 @@ def compare_changes(rows: Rows, _: Data) -> dict[str, Any]:
 def best_loss(row: Mapping[str, Any]) -> float:
     """Returns the loss on the development set of the checkpoint that was evaluated."""
     return next(each["loss"] for each in row["evaluations"] if each["step"] == row["best_step"])
+
+
+# Distillation: students of the ensemble of the seeds, with less dropout, on twice as many pairs.
+
+TEACHERS = [RUNS / "multi30k_seeds" / f"recipe_{seed}" for seed in SEEDS]
+TAUGHT = RUNS / "distillation"
+REFERENCES = MULTI30K.name(MULTI30K.train)
+STUDENTS: dict[str, Changes] = {
+    "recipe": {},
+    "best": {
+        **fields("data", train=[REFERENCES, f"{TAUGHT}/best.tsv"], weights=[1.0, 1.0]),
+        "model.dropout": 0.2,
+    },
+}
+NEAREST = fields("data", train=[REFERENCES, f"{TAUGHT}/nearest.tsv"], weights=[1.0, 1.0])
+STUDENTS["nearest"] = {**NEAREST, "model.dropout": 0.2}
+STUDENTS["nearest_dropout_0.1"] = {**NEAREST, "model.dropout": 0.1}
+
+
+def teach(data: Data) -> None:
+    """Trains the teachers, and writes their translations of the training data."""
+    configs = replace(STUDIES["multi30k_seeds"], data=data).configs()
+    list(train_each({path.name: configs[path.name] for path in TEACHERS}, TEACHERS[0].parent))
+    distillation.write_translations(TEACHERS, data, TAUGHT)
 
 
 # Few pairs: the reverse model, trained on them, translates the German sides that are left out.
@@ -352,6 +376,13 @@ STUDIES = {
         with_seeds(CHANGES, TWO_SEEDS),
         steps(4266),
         summarize=compare_changes,
+    ),
+    "distillation": Study(
+        "Trains students of the ensemble of the seeds",
+        MULTI30K,
+        with_seeds(STUDENTS, TWO_SEEDS),
+        steps(4266),
+        prepare=teach,
     ),
     "small_data": Study(
         "Trains on few pairs, and with back-translation",
