@@ -15,6 +15,10 @@ from transformer_jax.types import HostOrDeviceArray, Params
 MUON_MOMENTUM = 0.95
 """Decay of Muon's moment, as its authors set it."""
 
+MUON_ITERATIONS = ((3.4445, -4.7750, 2.0315),) * 5
+"""Coefficients of each Newton-Schulz iteration, those of its authors. Given one by one, they make
+Optax loop over the iterations, and a step compiles in three quarters of the time."""
+
 MUON_RMS = 0.2
 """Root mean square of Muon's updates over the learning rate: about that of Adam's, so that one
 learning rate suits both (Liu et al. 2025, section 2.2)."""
@@ -47,6 +51,7 @@ def muon(
 
     return optax.contrib.muon(
         rate,
+        ns_coeffs=MUON_ITERATIONS,
         beta=MUON_MOMENTUM,
         eps=config.eps,
         weight_decay=config.weight_decay,
