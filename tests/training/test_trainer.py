@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from common import changed, flat, write_pairs
 from object_store import Bucket, Object
@@ -32,6 +33,7 @@ from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.text.tokenizer import Tokenizer
 from transformer_jax.training import setup, trainer
 from transformer_jax.training.initialization import params_from
+from transformer_jax.training.optimizer import OPTIMIZERS
 from transformer_jax.training.planning import compile_training_step
 from transformer_jax.training.reporters import MetricsFile, Record, read_metrics
 from transformer_jax.training.resume import Progress, first_state, plan_start
@@ -239,6 +241,16 @@ def begin_only(begin: Callable[..., run.Run], folder: Path) -> None:
     with pytest.raises(Stop):
         begin(folder, reporters=[stop_at(0, "message")])
     assert checkpoint.steps(folder / "checkpoints") == []
+
+
+def test_a_state_of_another_optimizer_is_no_damage(
+    copied: run.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training would go on from an earlier checkpoint, and replace this one."""
+    monkeypatch.setitem(OPTIMIZERS, "adam", lambda config, rate, params: optax.sgd(rate))
+    message = r"checkpoint 12 in .*: training does not fit: opt_state/.* saved, nothing wanted"
+    with pytest.raises(UserError, match=message):
+        train(changed(copied.config, train={"steps": 13}), copied.folder)
 
 
 @pytest.mark.long

@@ -396,8 +396,8 @@ def _leaves_by_name(tree: Any) -> dict[str, Any]:
 
 
 def require_same(where: str, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """UserError: arrays by name differ from those wanted in names, shapes or types; the message
-    begins with `where`, and names the first differences."""
+    """OtherFormatError: arrays by name differ from those wanted in names, shapes or types; the
+    message begins with `where`, and names the first differences."""
 
     def describe(leaves: dict[str, Any], name: str) -> str:
         return f"{leaves[name].dtype}{list(leaves[name].shape)}" if name in leaves else "nothing"
@@ -409,7 +409,7 @@ def require_same(where: str, stored: dict[str, Any], wanted: dict[str, Any]) -> 
     ]
     if wrong:
         wrong[_NAMED:] = [f"and {len(wrong) - _NAMED} more"] if wrong[_NAMED:] else []
-        raise UserError(f"{where} does not fit: {'; '.join(wrong)}")
+        raise manifest.OtherFormatError(f"{where} does not fit: {'; '.join(wrong)}")
 
 
 def _require_space(folder: AnyPath, trees: dict[str, Any]) -> None:

@@ -19,7 +19,8 @@ NAME = "manifest.json"
 
 
 class OtherFormatError(UserError):
-    """A checkpoint is of another format. It is not damaged: another version can read it."""
+    """A checkpoint is of another format, or has other arrays. It is not damaged: another version
+    can read it."""
 
 
 class Manifest(NamedTuple):
