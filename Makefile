@@ -16,7 +16,7 @@ MATHJAX := mathjax@3.2.2
 MEASUREMENTS := attention costs decode devices faults interop million_lines model real_sizes remat scaling train_speed \
   windows
 
-.PHONY: help quickstart test test-newest check ci-long test-slow shape fingerprint multi30k study measure gpu readme pictures notebooks docs browser wheel release clean
+.PHONY: help quickstart test test-newest check ci-long test-slow shape multi30k study measure gpu readme pictures notebooks docs browser wheel release clean
 
 help:
 	@echo "Begin"
@@ -28,7 +28,6 @@ help:
 	@echo "  make ci-long            the notebooks, the site, the wheel, and runs from end to end"
 	@echo "  make test-slow          kills, trainings from end to end, the code of all pages (about 45 minutes)"
 	@echo "  make shape              print the lines of code, and the calls from training to the scores and from translation to the top k"
-	@echo "  make fingerprint        print digests of trained parameters, to compare before and after a refactoring"
 	@echo "Study: train runs and score them, results/NAME.json. DATA=DIR names the folder of the corpora"
 	@echo "  make multi30k           the recipe of Multi30k (two to three hours), NAME=multi30k_en_de"
 	@echo "  make study NAME=...     multi30k_en_de, multi30k_en_fr, libreoffice_en_de: one run, or ONLY=\"RUN RUN\" of"
@@ -190,9 +189,6 @@ endef
 
 shape: $(INSTALLED)
 	$(PY) -m tools.shape
-
-fingerprint: $(INSTALLED)
-	$(PY) -m tools.fingerprint
 
 clean:
 	rm -rf .venv .venv-newest .venv-tpu build dist docs/reference runs
