@@ -17,7 +17,7 @@ MUON_MOMENTUM = 0.95
 
 MUON_ITERATIONS = ((3.4445, -4.7750, 2.0315),) * 5
 """Coefficients of each Newton-Schulz iteration, those of its authors. Given one by one, they make
-Optax loop over the iterations, and a step compiles in three quarters of the time."""
+Optax loop over the iterations, which it otherwise unrolls for each matrix: steps compile faster."""
 
 MUON_RMS = 0.2
 """Root mean square of Muon's updates over the learning rate: about that of Adam's, so that one
