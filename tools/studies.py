@@ -167,14 +167,13 @@ def best_loss(row: Mapping[str, Any]) -> float:
 
 TEACHERS = [RUNS / "multi30k_seeds" / f"recipe_{seed}" for seed in SEEDS]
 TAUGHT = RUNS / "distillation"
-REFERENCES = MULTI30K.name(MULTI30K.train)
 STUDENTS: dict[str, Changes] = {"recipe": {}}
 for _label, _file, _dropout in (
     ("best", "best", 0.2),
     ("nearest", "nearest", 0.2),
     ("nearest_dropout_0.1", "nearest", 0.1),
 ):
-    _files = [REFERENCES, f"{TAUGHT}/{_file}.tsv"]
+    _files = [MULTI30K.name(MULTI30K.train), f"{TAUGHT}/{_file}.tsv"]
     STUDENTS[_label] = {"data.train": _files, "data.weights": [1.0, 1.0], "model.dropout": _dropout}
 
 
