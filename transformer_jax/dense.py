@@ -1,9 +1,16 @@
-"""Makes the dense layers of all models."""
+"""Dense layers of all models, whose products are those of two matrices.
 
+On a CPU, XLA computes the gradient of a matrix from inputs of three dimensions at a half to a
+quarter of the rate that it reaches with the same inputs as a matrix.
+"""
+
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from transformer_jax.config import ModelConfig
 
@@ -28,5 +35,22 @@ def dense(
         use_bias=config.bias if bias is None else bias,
         dtype=jnp.dtype(config.dtype),
         kernel_init=nn.initializers.xavier_uniform(),
+        dot_general_cls=lambda: _matmul,
         name=name,
     )
+
+
+def multiply(x: Array, matrix: Array, contracted: int = 1, dtype: Any = None) -> Array:
+    """Returns the product of the last dimensions of `x` with the first ones of `matrix`.
+
+    contracted: the number of these dimensions. dtype: the type of the result; None: that of `x`.
+    """
+    kept, features = x.shape[: x.ndim - contracted], matrix.shape[contracted:]
+    inputs = matrix.reshape(math.prod(matrix.shape[:contracted]), -1)
+    product = jnp.matmul(x.reshape(-1, inputs.shape[0]), inputs, preferred_element_type=dtype)
+    return product.reshape(*kept, *features)
+
+
+def _matmul(x: Array, kernel: Array, dimensions: Any, **_: Any) -> Array:
+    """Returns the product that `nn.DenseGeneral` asks for, whose `axis` are the last dimensions."""
+    return multiply(x, kernel, len(dimensions[0][0]))

@@ -34,6 +34,7 @@ from jax import export
 from transformer_jax.attention import Context, Mask
 from transformer_jax.config import BASE, ModelConfig
 from transformer_jax.errors import UserError
+from transformer_jax.flops import products
 from transformer_jax.models.embedding import Embedding
 from transformer_jax.models.feed_forward import ACTIVATIONS, FeedForward
 from transformer_jax.models.layers import Decoder, DecoderLayer, EncoderLayer
@@ -301,6 +302,24 @@ def test_encode_and_step_export_with_symbolic_sizes() -> None:
     wanted = jax.jit(step)(first, jax.jit(start)(source), jnp.asarray(0))[0]
     logits, _ = stepped.call(first, state, jnp.asarray(0))
     np.testing.assert_allclose(logits, wanted, atol=1e-6)
+
+
+def test_products_are_of_matrices_and_keys_are_not_copied() -> None:
+    """XLA computes gradients of matrices from inputs of three dimensions at half of the rate."""
+    model, params = build(tiny(heads=4, kv_heads=1))
+    batch = make_batch(LENGTHS)
+    grad = jax.grad(loss_of(model), has_aux=True)
+    jaxpr = jax.make_jaxpr(grad)(params, batch, None, {}).jaxpr
+    batched = 0
+    for equation, _ in products(jaxpr):
+        _, (batch_dimensions, _) = equation.params["dimension_numbers"]
+        left, right = (x.aval.shape for x in equation.invars)
+        if batch_dimensions:  # attention: a matrix for each sentence and KV head
+            batched += 1
+            assert left[:2] == right[:2] == (len(batch.source), 1)
+        else:
+            assert len(left) == len(right) == 2
+    assert batched == 6 * 3  # scores and context of 3 attentions, each with two gradients
 
 
 @pytest.mark.long

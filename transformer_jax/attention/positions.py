@@ -3,6 +3,7 @@
 import math
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -45,7 +46,8 @@ def rotate(x: Heads, positions: Int[Array, "#B T"]) -> Heads:
     rate = 10000.0 ** -(np.arange(0, x.shape[-1], 2) / x.shape[-1])
     position = positions[:, None, :, None].astype(jnp.float32)
     angle = position * jnp.asarray(rate, jnp.float32)[None, None, None, :]
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    # The barrier keeps XLA from computing them again for each row and head.
+    cos, sin = jax.lax.optimization_barrier((jnp.cos(angle), jnp.sin(angle)))
     even, odd = x[..., 0::2].astype(jnp.float32), x[..., 1::2].astype(jnp.float32)
     rotated = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
     return rotated.reshape(x.shape).astype(x.dtype)

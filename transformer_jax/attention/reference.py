@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from transformer_jax.attention.functional import ContextAndWeights, masked_softmax, weighted_sum
 from transformer_jax.attention.masks import AnyMask, dense_mask
+from transformer_jax.attention.scores import scaled_dot
 from transformer_jax.types import Heads, KVHeads
 
 
@@ -23,11 +23,11 @@ def reference(
 
     A query that may attend to no key has weights and output 0. dropout: applied to the weights.
     """
-    group = query.shape[1] // key.shape[1]
-    key, value = (jnp.repeat(x, group, axis=1) if group > 1 else x for x in (key, value))
-    scores = jnp.einsum("bnth,bnsh->bnts", query, key, preferred_element_type=jnp.float32)
-    scores = scores * query.shape[-1] ** -0.5
+    # The queries of heads that share a KV head are the rows of one matrix: keys are not copied.
+    rows = (*key.shape[:2], -1, query.shape[-1])
+    scores = scaled_dot(query.reshape(rows), key).reshape(*query.shape[:3], key.shape[2])
     scores = scores if bias is None else scores + bias.astype(scores.dtype)
     weights = masked_softmax(scores, dense_mask(mask, query.shape[2], key.shape[2]))
     dropped = weights if dropout is None else dropout(weights)
-    return ContextAndWeights(weighted_sum(dropped, value), weights)
+    context = weighted_sum(dropped.reshape(*rows[:3], key.shape[2]), value)
+    return ContextAndWeights(context.reshape(query.shape), weights)

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.attention.positions import position_table
 from transformer_jax.config import ModelConfig
+from transformer_jax.dense import multiply
 from transformer_jax.dropout import dropout
 from transformer_jax.errors import UserError
 from transformer_jax.special_ids import PAD
@@ -79,9 +80,7 @@ class Embedding(nn.Module):
 
 def project(x: Float[Array, "*B D"], matrix: Float[Array, "V D"]) -> Float[Array, "*B V"]:
     """Returns the dot products of vectors with the rows of a matrix, in float32."""
-    return jnp.einsum(
-        "...d,vd->...v", x, matrix.astype(x.dtype), preferred_element_type=jnp.float32
-    )
+    return multiply(x, matrix.astype(x.dtype).T, dtype=jnp.float32)
 
 
 def check_length(config: ModelConfig, length: Any) -> None:
