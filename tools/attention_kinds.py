@@ -56,10 +56,11 @@ def speeds(configs: dict[str, Config]) -> dict[str, float]:
     for label, config in configs.items():
         kind = prepare_step(config, setup.tokenizers.sizes, setup.mesh)
         states[label] = compile_function(kind.init, setup.mesh)(key)
-        steps[label] = kind.compile_update()
+        steps[label] = kind.compile_gradients(), kind.compile_apply()
 
     def run(label: str) -> None:
-        states[label] = jax.block_until_ready(steps[label](states[label], batch, key)[0])
+        (compute, apply), state = steps[label], states[label]
+        states[label] = jax.block_until_ready(apply(state, *compute(state, batch, key))[0])
 
     tokens = np.count_nonzero(batch.target_out != PAD)
     times = time_in_turns({label: timer(partial(run, label)) for label in configs}, TURNS)

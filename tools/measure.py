@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from transformer_jax.models.make import count_parameters
 from transformer_jax.parallel.devices import ACCELERATORS
 from transformer_jax.special_ids import EOS
 from transformer_jax.text.corpus import Corpus
-from transformer_jax.training.planning import Planner
+from transformer_jax.training.planning import Planner, temporary_bytes
 from transformer_jax.types import Batch
 
 MIB = 2**20
@@ -49,47 +49,30 @@ def random_batch(shape: Shape, vocabulary: int) -> Batch:
     return Batch(*draw.integers(EOS + 1, vocabulary, (3, shape.rows, shape.source), np.int32))
 
 
-def time_steps(
-    steps: Mapping[str, tuple[Any, Any]], batch: Batch, samples: int, max_seconds: float = 1e9
-) -> dict[str, dict[str, float]]:
-    """Returns how long training steps take to compile and to run, in turns, and their temporaries.
-
-    steps: by name the step, not compiled yet, and the first state that it updates.
-    """
-    measured: dict[str, dict[str, float]] = {}
-    states: dict[str, Any] = {}
-    calls = {}
-    for name, (step, state) in steps.items():
-        began = time.perf_counter()
-        compiled = step.lower(state, batch, jax.random.key(0)).compile()
-        measured[name] = {
-            "compile_s": time.perf_counter() - began,
-            "temporaries_mib": compiled.memory_analysis().temp_size_in_bytes / MIB,
-        }
-
-        def update(name: str, compiled: Any) -> None:
-            states[name], metrics = compiled(states[name], batch, jax.random.key(0))
-            jax.block_until_ready(metrics)
-
-        states[name], calls[name] = state, timer(partial(update, name, compiled))
-    for name, seconds in time_in_turns(calls, samples, max_seconds).items():
-        measured[name]["step_ms"] = seconds.median * 1e3
-    return measured
-
-
 def remat() -> dict[str, Any]:
-    """Compares the policies of rematerialization by operations, memory and time of a step."""
+    """Compares the policies of rematerialization by operations, memory and time of a gradient."""
     shape, vocabulary, samples = Shape(16, 128, 128), 8000, 5
-    gflop, steps = {}, {}
+    batch, key = random_batch(shape, vocabulary), jax.random.key(0)
+    rows: dict[str, dict[str, Any]] = {}
+    calls = {}
     for policy in ("none", "matmuls", "layers"):
         config = Config(model=SMALL, execution=ExecutionConfig(remat=policy))
         planner = Planner(config, (vocabulary, vocabulary), jax.devices()[:1])
-        gflop[policy] = planner.flops(shape) / 1e9
-        state = jax.jit(planner.setup.init)(jax.random.key(0))
-        steps[policy] = planner.setup.compile_update(), state
-    measured = time_steps(steps, random_batch(shape, vocabulary), samples)
-    table = [{"remat": p, "gflop": gflop[p]} | measured[p] for p in steps]
-    return {"shape": shape._asdict(), "devices": 1, "samples": samples, "rows": table}
+        state = jax.jit(planner.setup.init)(key)
+        program = planner.setup.compile_gradients().lower(state, batch, key).compile()
+        rows[policy] = {
+            "remat": policy,
+            "gflop": planner.flops(shape) / 1e9,
+            "temporaries_mib": temporary_bytes(program) / MIB,
+        }
+        calls[policy] = timer(partial(_wait_for, program, state, batch, key))
+    for policy, seconds in time_in_turns(calls, samples).items():
+        rows[policy]["gradient_ms"] = seconds.median * 1e3
+    return {"shape": shape._asdict(), "devices": 1, "samples": samples, "rows": [*rows.values()]}
+
+
+def _wait_for(program: Any, *arguments: Any) -> None:
+    jax.block_until_ready(program(*arguments))
 
 
 HEADS, WIDTH = 8, 64

@@ -33,7 +33,7 @@ from transformer_jax.training.validation import DevScores
 from transformer_jax.types import Batch
 
 PHASES: dict[str, tuple[Any, str]] = {
-    "training": (StepSetup, "compile_update"),  # the function that it returns, at each step
+    "training": (StepSetup, "compile_gradients"),  # the function that it returns, at each step
     "saving": (Checkpoints, "_finish"),
     "evaluating": (DevScores, "__call__"),
     "decoding": (Translator, "__call__"),

@@ -139,11 +139,12 @@ def test_frozen_parameters_keep_their_bits(kind: str, mesh: MeshConfig, executor
     config = Config(tiny(dropout=0.1), optimizer=options, execution=execution, mesh=mesh)
     on, key = make_mesh(mesh, jax.devices()[: mesh.data * mesh.fsdp]), jax.random.key(0)
     step, batch = setup.prepare_step(config, (11, 11), on), make_batch(LENGTHS * 4)
-    state, update = parameters.shard_tree(jax.jit(step.init)(key), on), step.compile_update()
+    state = parameters.shard_tree(jax.jit(step.init)(key), on)
+    compute, apply, batch = step.compile_gradients(), step.compile_apply(), shard_batch(batch, on)
     before = jax.tree.map(np.asarray, flat(state.params))
     for _ in range(100):
         # XLA aborts if devices that wait for each other in many steps starve on a busy machine.
-        state, _ = jax.block_until_ready(update(state, shard_batch(batch, on), key))
+        state, _ = jax.block_until_ready(apply(state, *compute(state, batch, key)))
     frozen, trained = map(flat, split(state.params, options.frozen))
     for path, leaf in before.items():
         after = np.asarray(frozen.get(path, trained.get(path)))

@@ -93,10 +93,10 @@ def test_two_signals_are_one_request(arrive: Callable[[], None], first: signal.S
     ("program", "n", "shapes", "saved"),
     [
         pytest.param("init", 1, 1, [], id="initial state"),
-        pytest.param("train_step", 1, 1, [1], id="first step", marks=pytest.mark.long),
+        pytest.param("summed_gradients", 1, 1, [1], id="first step", marks=pytest.mark.long),
         pytest.param("eval_step", 1, 1, [6], id="development loss", marks=pytest.mark.long),
         pytest.param("prefill", 1, 1, [6], id="translation", marks=pytest.mark.long),
-        pytest.param("train_step", 2, 2, [4], id="step of another shape", marks=pytest.mark.slow),
+        pytest.param("summed_gradients", 2, 2, [4], id="another shape", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_waits_for_the_program_that_is_compiled(

@@ -28,17 +28,19 @@ from transformer_jax.errors import UserError
 from transformer_jax.files import AnyPath, find_path
 from transformer_jax.models.parameter_paths import split
 from transformer_jax.parallel.compile import DETERMINISTIC
+from transformer_jax.parallel.mesh import shard_batch
 from transformer_jax.runs import checkpoint, run
 from transformer_jax.runs.checkpoint import Checkpoints
 from transformer_jax.text.tokenizer import Tokenizer
 from transformer_jax.training import setup, trainer
 from transformer_jax.training.initialization import params_from
 from transformer_jax.training.optimizer import OPTIMIZERS
-from transformer_jax.training.planning import compile_training_step
+from transformer_jax.training.planning import compile_gradients
 from transformer_jax.training.reporters import MetricsFile, Record, read_metrics
 from transformer_jax.training.resume import Progress, first_state, plan_start
-from transformer_jax.training.setup import abstract_batch, loss_fn, prepare, set_up
+from transformer_jax.training.setup import loss_fn, prepare, set_up
 from transformer_jax.training.signals import StopRequest
+from transformer_jax.training.step import LossSums
 from transformer_jax.training.trainer import Trainer, train
 from transformer_jax.types import Batch
 
@@ -515,10 +517,12 @@ def test_a_deterministic_run_asks_the_compiler_for_it(
     with Checkpoints(tmp_path / "checkpoints", 1) as checkpoints:
         metrics = MetricsFile(tmp_path / "metrics.jsonl")
         trainer = Trainer(setup, finished, checkpoints, metrics, (), StopRequest())
-    step = trainer.update.lower(setup.abstract_state, abstract_batch(shape), jax.random.key(0))
+    key, batch = jax.random.key(0), next(setup.loader.batches()).batch
+    state = setup.compile_init()(key)
     compilations: list[Callable[[], Any]] = [
-        step.compile,
-        lambda: compile_training_step(setup, shape),
+        lambda: trainer.compute(state, shard_batch(batch, setup.mesh), key),
+        lambda: trainer.apply(state, state.params, jnp.zeros(()), LossSums(jnp.ones(()), {})),
+        lambda: compile_gradients(setup, shape),
         lambda: trainer.dev_scores.loss(params, dev.examples),
         lambda: trainer.dev_scores.translator.with_params(params)(["red old"]),
     ]

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from transformer_jax.attention.functional import ContextAndWeights, masked_softmax, weighted_sum
 from transformer_jax.attention.masks import AnyMask, dense_mask
-from transformer_jax.attention.scores import scaled_dot
 from transformer_jax.types import Heads, KVHeads
 
 
@@ -25,7 +25,8 @@ def reference(
     """
     # The queries of heads that share a KV head are the rows of one matrix: keys are not copied.
     rows = (*key.shape[:2], -1, query.shape[-1])
-    scores = scaled_dot(query.reshape(rows), key).reshape(*query.shape[:3], key.shape[2])
+    scores = jnp.matmul(query.reshape(rows), key.swapaxes(2, 3), preferred_element_type=jnp.float32)
+    scores = scores.reshape(*query.shape[:3], key.shape[2]) * query.shape[-1] ** -0.5
     scores = scores if bias is None else scores + bias.astype(scores.dtype)
     weights = masked_softmax(scores, dense_mask(mask, query.shape[2], key.shape[2]))
     dropped = weights if dropout is None else dropout(weights)

@@ -21,15 +21,14 @@ from transformer_jax.data.loader import Loader, make_batch
 from transformer_jax.data.order import random_order
 from transformer_jax.errors import UserError
 from transformer_jax.flops import Product, products
-from transformer_jax.models.parameter_paths import split
 from transformer_jax.parallel.compile import compile_function
 from transformer_jax.parallel.devices import peak_memory
 from transformer_jax.parallel.mesh import local_shard, make_mesh, replicate, shard_batch
 from transformer_jax.special_ids import EOS, PAD
-from transformer_jax.training.planning import Planner, compile_training_step, device_memory
+from transformer_jax.training.planning import Planner, device_memory
 from transformer_jax.training.setup import StepSetup, check_config, load_data, prepare_step
-from transformer_jax.training.step import gradients, train_only
-from transformer_jax.types import Batch
+from transformer_jax.training.step import TrainState
+from transformer_jax.types import Batch, Key
 
 PRESETS = {
     name: Config(model=model, tokenizer=TokenizerConfig(vocabulary=vocabulary))
@@ -103,7 +102,8 @@ def measure(work: Workload, samples: int) -> Record:
     """
     setup, batches = work.setup, work.batches
     tokens, slots = count_tokens(batches)
-    memory = compile_training_step(setup, max(work.shapes)).memory_analysis()
+    vocabularies = setup.model.source_vocabulary, setup.model.target_vocabulary
+    memory, _ = Planner(setup.config, vocabularies).compiled(max(work.shapes))
     record: Record = {
         "devices": setup.describe_devices(),
         "parameters": sum(x.size for x in jax.tree.leaves(setup.abstract_state.params)),
@@ -111,8 +111,8 @@ def measure(work: Workload, samples: int) -> Record:
         "batches": len(batches),
         "tokens": tokens,
         "fill": tokens / slots,
-        "state_mib": memory.argument_size_in_bytes / 2**20,
-        "temporaries_mib": memory.temp_size_in_bytes / 2**20,
+        "state_mib": sum(memory[:3]) / 2**20,
+        "temporaries_mib": memory.temporaries / 2**20,
     }
     with ExitStack() as stack:
         started = _start_peers(work, stack)
@@ -170,26 +170,26 @@ def passes(work: Workload) -> tuple[dict[str, Callable[[], Any]], dict[str, floa
     init, first_s = setup.compile_init(), {}
     for name in ("compiled", "cached"):
         jax.clear_caches()
-        state, began, update = init(key), time.perf_counter(), setup.compile_update()
-        jax.block_until_ready(update(state, batches[0], key))
+        state, began = init(key), time.perf_counter()
+        compute, apply = setup.compile_gradients(), setup.compile_apply()
+        jax.block_until_ready(apply(state, *compute(state, batches[0], key)))
         first_s[name] = time.perf_counter() - began
     state = [init(key)]
-    params, averages = jax.tree.map(jnp.copy, (state[0].params, state[0].averages))
-    constants, trained = split(params, setup.config.optimizer.frozen)
-    loss = train_only(setup.loss, constants)
-    both = partial(gradients, loss=loss, accumulate=setup.microbatches)
+
+    def loss(state: TrainState, batch: Batch, key: Key) -> Any:
+        return setup.loss(state.params, batch, key, state.averages)
+
     parts = {
         "forward": compile_function(loss, mesh, result=None),
-        "gradients": compile_function(both, mesh, result=None),
+        "gradients": compute,
     }
 
     def run(part: str) -> None:
-        results = [parts[part](trained, batch, key, averages) for batch in batches]
-        jax.block_until_ready(results)
+        jax.block_until_ready([parts[part](state[0], batch, key) for batch in batches])
 
     def steps() -> None:
         for batch in batches:
-            state[0], _ = update(state[0], batch, key)
+            state[0], _ = apply(state[0], *compute(state[0], batch, key))
         jax.block_until_ready(state)
 
     return {"step": steps} | {name: partial(run, name) for name in parts}, first_s

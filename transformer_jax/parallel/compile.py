@@ -46,6 +46,7 @@ def compile_step(
     mesh: Mesh,
     state: Any = None,
     *,
+    result: Any = REPLICATED,
     executor: str = "jit",
     deterministic: bool = False,
 ) -> Any:
@@ -53,7 +54,7 @@ def compile_step(
 
     state: what a training step updates, or its shapes: the step returns a pair whose first part is
     the new state, split over the mesh by `partition_tree`, in the memory of the old one. None: the
-    whole result is replicated, and the arguments are kept.
+    result is split as `result` says, with `jit`, and the arguments are kept.
 
     With `jit`, the arrays are global and have any sharding, and `reduce` is the identity. With
     `pmap`, everything but the batch is replicated, each device sees its own rows, and `reduce` sums
@@ -62,7 +63,8 @@ def compile_step(
     donate = () if state is None else (0,)
     if executor == "pmap":
         return _pmap(step, mesh, donate)
-    result = REPLICATED if state is None else (partition_tree(state, mesh), REPLICATED)
+    if state is not None:
+        result = (partition_tree(state, mesh), REPLICATED)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     options = (KEEP_BARRIERS if on_cpu else {}) | (DETERMINISTIC if deterministic else {})
     return compile_function(step, mesh, result=result, donate=donate, options=options)

@@ -164,7 +164,7 @@ def gradient(setup: StepSetup, params: Params, batch: Batch) -> tuple[Params, fl
         options = {"loss": setup.loss, "accumulate": setup.microbatches}
         return reduce(gradients(params, batch, None, averages, **options)[:2])
 
-    run = setup.compile(step, params)
+    run = setup.compile(step, state=params)
     computed, total = run(shard_tree(params, mesh), shard_batch(batch, mesh))
     return jax.tree.map(np.asarray, computed), float(total)
 

@@ -204,10 +204,11 @@ class Planner:
         return Memory(params, rest, _bytes(batch) // shards, temporaries)
 
     def compiled(self, shape: Shape) -> tuple[Memory, float]:
-        """Compiles a step. Returns its memory, and the seconds that compilation took."""
-        setup, began = self.setup, time.monotonic()
-        analysis = compile_training_step(setup, self.shape(shape)).memory_analysis()
-        memory = self.memory(shape)._replace(temporaries=analysis.temp_size_in_bytes)
+        """Compiles the gradient of a step. Returns the memory of the step, and the seconds that
+        compilation took."""
+        began = time.monotonic()
+        program = compile_gradients(self.setup, self.shape(shape))
+        memory = self.memory(shape)._replace(temporaries=temporary_bytes(program))
         return memory, time.monotonic() - began
 
     def variant(self, section: str, **changes: Any) -> Planner:
@@ -287,8 +288,15 @@ def device_memory(mesh: meshes.AnyMesh) -> int:
     return (accelerator.memory_gib or 0) * 2**30 if accelerator else 0
 
 
-def compile_training_step(setup: StepSetup, shape: Shape) -> Any:
-    """Returns the training step, compiled for batches of this shape."""
+def temporary_bytes(program: Any) -> int:
+    """Returns the bytes on each device of the temporaries of a gradient, and of the gradient."""
+    analysis = program.memory_analysis()
+    return analysis.temp_size_in_bytes + analysis.output_size_in_bytes
+
+
+def compile_gradients(setup: StepSetup, shape: Shape) -> Any:
+    """Returns the program that computes the gradient of batches of this shape: the largest part of
+    a training step, and the one that depends on the shape."""
 
     def placed(names: tuple[str, ...], x: Any) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(setup.mesh, meshes.partition(names))
@@ -297,7 +305,7 @@ def compile_training_step(setup: StepSetup, shape: Shape) -> Any:
     batch = abstract_batch(shape, setup.config.data.packing)
     batch = jax.tree.map(partial(placed, ("batch",)), batch)
     key = placed((), jax.eval_shape(jax.random.key, 0))
-    return setup.compile_update().lower(setup.abstract_state, batch, key).compile()
+    return setup.compile_gradients().lower(setup.abstract_state, batch, key).compile()
 
 
 def _bytes(tree: Any) -> int:

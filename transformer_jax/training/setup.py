@@ -23,7 +23,7 @@ from transformer_jax.models.make import abstract_model, check_model, check_packi
 from transformer_jax.models.parameter_paths import by_path, select, split
 from transformer_jax.models.transformer import Model
 from transformer_jax.parallel import mesh as meshes
-from transformer_jax.parallel.compile import compile_function, compile_step
+from transformer_jax.parallel.compile import REPLICATED, compile_function, compile_step
 from transformer_jax.parallel.model import shard_model
 from transformer_jax.parallel.parameters import partition_tree, with_shardings
 from transformer_jax.parallel.processes import this_process
@@ -37,8 +37,10 @@ from transformer_jax.training.step import (
     LossFn,
     Metrics,
     TrainState,
+    apply_gradients,
     init_state,
     loss_fn,
+    summed_gradients,
     train_step,
 )
 from transformer_jax.types import Batch, Key, ModelOutput, Params, unconstrained
@@ -117,15 +119,27 @@ class StepSetup:
         traced = abstract_model(model.config, model.source_vocabulary, model.target_vocabulary)
         return with_shardings(jax.eval_shape(self._first_state, *traced), self.mesh)
 
-    def compile(self, step: Callable[..., Any], state: Any = None) -> Any:
+    def compile(self, step: Callable[..., Any], **options: Any) -> Any:
         """Returns a step, compiled with `compile_step` for the mesh, which must be of devices."""
         execution = self.config.execution
-        options: Any = {"executor": execution.executor, "deterministic": execution.deterministic}
-        return compile_step(step, self.mesh, state, **options)
+        how: Any = {"executor": execution.executor, "deterministic": execution.deterministic}
+        return compile_step(step, self.mesh, **how | options)
 
-    def compile_update(self) -> Any:
-        """Returns `update`, compiled with `compile`."""
-        return self.compile(self.update, self.abstract_state)
+    def compile_gradients(self) -> Any:
+        """Returns the first half of `update`, compiled."""
+        frozen = self.config.optimizer.frozen
+        options = {"loss": self.loss, "accumulate": self.microbatches, "frozen": frozen}
+        trained = partition_tree(split(self.abstract_state.params, frozen)[1], self.mesh)
+        result = (trained, REPLICATED, REPLICATED)
+        return self.compile(partial(summed_gradients, **options), result=result)
+
+    def compile_apply(self) -> Any:
+        """Returns the second half of `update`, compiled. It is a program of its own, since it has
+        half of a step's instructions, and is the same for each shape of batch."""
+        config = self.config.optimizer
+        options = {"optimizer": self.optimizer, "ema": config.ema, "frozen": config.frozen}
+        apply = partial(apply_gradients, **options)
+        return self.compile(apply, state=self.abstract_state, executor="jit")
 
     def compile_init(self) -> Any:
         """Returns `init`, compiled for the mesh, which must be of devices."""

@@ -162,12 +162,42 @@ def train_step(
     is not finite, nothing changes but the step. `frozen` parameters, as in `OptimizerConfig`, are
     constants: `optimizer` does not know of them.
     """
+    summed = summed_gradients(
+        state, batch, key, loss=loss, accumulate=accumulate, frozen=frozen, reduce=reduce
+    )
+    return apply_gradients(state, *summed, optimizer=optimizer, ema=ema, frozen=frozen)
+
+
+def summed_gradients(
+    state: TrainState,
+    batch: Batch,
+    key: Key,
+    *,
+    loss: LossFn,
+    accumulate: int = 1,
+    frozen: Sequence[str] = (),
+    reduce: Callable = lambda tree: tree,
+) -> tuple[Params, Float[Array, ""], LossSums]:
+    """Returns what `gradients` does, of the whole batch: the first half of a `train_step`."""
     key = jax.random.fold_in(key, state.step)
     constants, trained = split(state.params, frozen)
     loss = train_only(loss, constants)
-    gradient, total, sums = reduce(
-        gradients(trained, batch, key, state.averages, loss=loss, accumulate=accumulate)
-    )
+    return reduce(gradients(trained, batch, key, state.averages, loss=loss, accumulate=accumulate))
+
+
+def apply_gradients(
+    state: TrainState,
+    gradient: Params,
+    total: Float[Array, ""],
+    sums: LossSums,
+    *,
+    optimizer: optax.GradientTransformation,
+    ema: float | None = None,
+    frozen: Sequence[str] = (),
+) -> tuple[TrainState, Metrics]:
+    """Returns the state and the metrics after an update by summed gradients: the second half of a
+    `train_step`."""
+    constants, trained = split(state.params, frozen)
     # Divided after the sum over devices and microbatches, so that their number makes no difference.
     tokens = jnp.maximum(sums.tokens, 1).astype(jnp.float32)
     gradient = jax.tree.map(lambda g: g / tokens, gradient)

@@ -104,7 +104,7 @@ class Trainer:
         self.setup, self.config, self.folder = setup, setup.config, run.folder
         self.checkpoints, self.metrics, self.stop = checkpoints, metrics, stop
         self.report = partial(report, reporters)
-        self.update = setup.compile_update()
+        self.compute, self.apply = setup.compile_gradients(), setup.compile_apply()
         self.ideal_seconds = ideal_seconds_fn(setup)
         self.dev_scores = DevScores(setup, stop.cancelled, metric)
         self._on_host = setup.mesh.devices.flat[0].platform == "cpu"
@@ -126,7 +126,8 @@ class Trainer:
                 if self._on_host:  # where each step that is dispatched has temporaries of its own
                     self.meter.finish_step()
                 with self.meter.dispatching(loaded.batch):
-                    self.state, metrics = self.update(self.state, batch, key)
+                    summed = self.compute(self.state, batch, key)
+                    self.state, metrics = self.apply(self.state, *summed)
                 self.step += 1
                 self._unsaved, progress.position = True, loaded.after
                 self.meter.add(self.step, metrics, loaded, self.ideal_seconds(batch))
