@@ -22,6 +22,7 @@ import numpy as np
 from jax.tree_util import Partial
 
 from tools.common import peak_mib
+from tools.parts import parts, wait_for
 from tools.scaling import CHIP
 from transformer_jax import load_config_file, train
 from transformer_jax.allocator import restart_with_allocator
@@ -65,14 +66,10 @@ def remat() -> dict[str, Any]:
             "gflop": planner.flops(shape) / 1e9,
             "temporaries_mib": temporary_bytes(program) / MIB,
         }
-        calls[policy] = timer(partial(_wait_for, program, state, batch, key))
+        calls[policy] = timer(partial(wait_for, program, state, batch, key))
     for policy, seconds in time_in_turns(calls, samples).items():
         rows[policy]["gradient_ms"] = seconds.median * 1e3
     return {"shape": shape._asdict(), "devices": 1, "samples": samples, "rows": [*rows.values()]}
-
-
-def _wait_for(program: Any, *arguments: Any) -> None:
-    jax.block_until_ready(program(*arguments))
 
 
 HEADS, WIDTH = 8, 64
@@ -198,7 +195,7 @@ def real_sizes(chips: int = 8, length: int = 64) -> dict[str, Any]:
 
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
-    case.__name__: case for case in (remat, windows, million_lines, real_sizes)
+    case.__name__: case for case in (remat, parts, windows, million_lines, real_sizes)
 }
 
 

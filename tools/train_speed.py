@@ -42,7 +42,6 @@ VARIANTS = {
     "a device for each core": (
         "--xla_force_host_platform_device_count={cores} --xla_cpu_multi_thread_eigen=false"
     ),
-    "without YNNPACK": "--xla_cpu_experimental_ynn_fusion_type=",
 }
 """XLA_FLAGS by name."""
 

@@ -314,9 +314,9 @@ def test_products_are_of_matrices_and_keys_are_not_copied() -> None:
     for equation, _ in products(jaxpr):
         _, (batch_dimensions, _) = equation.params["dimension_numbers"]
         left, right = (x.aval.shape for x in equation.invars)
-        if batch_dimensions:  # attention: a matrix for each sentence and KV head
+        if batch_dimensions:  # attention: a matrix for each sentence and its KV head
             batched += 1
-            assert left[:2] == right[:2] == (len(batch.source), 1)
+            assert math.prod(left[:-2]) == math.prod(right[:-2]) == len(batch.source)
         else:
             assert len(left) == len(right) == 2
     assert batched == 6 * 3  # scores and context of 3 attentions, each with two gradients
