@@ -3,14 +3,12 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from transformer_jax.attention import attend
-from transformer_jax.attention.positions import rotate
 from transformer_jax.benchmark.timing import time_in_turns, timer
 from transformer_jax.dense import multiply
 from transformer_jax.training.losses import token_loss
@@ -58,15 +56,6 @@ def changes() -> Iterator[Change]:
 
     before, after = partial(with_gradient, repeated), partial(with_gradient, grouped)
     yield Change("a KV head is not repeated", True, before, after, (heads, shared, shared))
-
-    turned = partial(rotate, positions=jnp.arange(LENGTH)[None])
-
-    def fused(heads: Array) -> Any:
-        with patch.object(jax.lax, "optimization_barrier", lambda x: x):
-            return with_gradient(turned, heads)
-
-    once = partial(with_gradient, turned)
-    yield Change("cosines of rotary positions are computed once", True, fused, once, (heads,))
 
     yield Change(
         "decoding: scores are a matmul",
