@@ -1,7 +1,7 @@
-"""Dense layers of all models, whose products are those of two matrices.
+"""Dense layers of all models, whose matmuls are those of two matrices.
 
-On a CPU, XLA computes the gradient of a matrix from inputs of three dimensions at a half to a
-quarter of the rate that it reaches with the same inputs as a matrix.
+From inputs of three dimensions, XLA on a CPU computes the gradient of a kernel much more slowly than
+from the same inputs as a matrix.
 """
 
 import math
