@@ -1,7 +1,7 @@
 """Dense layers of all models, whose matmuls are those of two matrices.
 
-From inputs of three dimensions, XLA on a CPU computes the gradient of a kernel much more slowly than
-from the same inputs as a matrix.
+From inputs of three dimensions, XLA on a CPU computes the gradient of a kernel much more slowly
+than from the same inputs as a matrix.
 """
 
 import math
