@@ -1,4 +1,4 @@
-"""Marian's Transformer in float64 NumPy, without the package's code."""
+"""Marian's Transformer in NumPy, without the package's code."""
 
 import struct
 from pathlib import Path
@@ -36,11 +36,13 @@ def read(path: Path) -> Arrays:
 
 
 class Oracle:
-    """Computes logits over Marian's ids for one sentence."""
+    """Computes logits over Marian's ids for one sentence, in float64 or in `dtype`."""
 
-    def __init__(self, arrays: Arrays, heads: int, pre: bool = False) -> None:
-        self.arrays, self.heads, self.pre = arrays, heads, pre
-        self.gelu = False
+    def __init__(
+        self, arrays: Arrays, heads: int, pre: bool = False, dtype: type = np.float64
+    ) -> None:
+        self.arrays = {name: array.astype(dtype) for name, array in arrays.items()}
+        self.heads, self.pre, self.dtype, self.gelu = heads, pre, dtype, False
 
     def logits(self, source: list[int], target: list[int]) -> np.ndarray:
         """Returns the logits [T + 1, V] of what follows the beginning and each id of `target`."""
@@ -70,10 +72,11 @@ class Oracle:
         x = self.table(name)[ids]
         x = np.concatenate([np.zeros((int(begin), x.shape[1])), x])
         if "Wpos" in self.arrays:
-            return x + self.arrays["Wpos"][: len(x)]
+            return (x + self.arrays["Wpos"][: len(x)]).astype(self.dtype)
         half = x.shape[1] // 2
         angles = np.arange(len(x))[:, None] / 10000 ** (np.arange(half) / (half - 1))
-        return x * np.sqrt(x.shape[1]) + np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+        waves = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+        return (x * x.shape[1] ** 0.5 + waves).astype(self.dtype)
 
     def dense(self, x: np.ndarray, prefix: str, name: str) -> np.ndarray:
         return x @ self.arrays[f"{prefix}_W{name}"] + self.arrays.get(f"{prefix}_b{name}", 0)
@@ -104,7 +107,7 @@ class Oracle:
             self.dense(value, prefix, name).reshape(len(value), self.heads, -1).swapaxes(0, 1)
             for name, value in inputs.items()
         )
-        scores = q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1])
+        scores = q @ k.swapaxes(1, 2) / q.shape[-1] ** 0.5
         if memory is None and prefix.startswith("decoder"):
             scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -120,7 +123,7 @@ class Oracle:
     def recur(self, prefix: str, x: np.ndarray) -> np.ndarray:
         y = self.before(x, f"{prefix}_ffn")
         forget = 1 / (1 + np.exp(-self.dense(y, prefix, "f")))
-        new, cells = (1 - forget) * self.dense(y, prefix, ""), [np.zeros(x.shape[1])]
+        new, cells = (1 - forget) * self.dense(y, prefix, ""), [np.zeros(x.shape[1], x.dtype)]
         for f, u in zip(forget, new, strict=True):
             cells.append(f * cells[-1] + u)
         return self.after(x + np.maximum(np.stack(cells[1:]), 0), f"{prefix}_ffn")
