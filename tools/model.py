@@ -58,7 +58,8 @@ def digest(contents: Mapping[str, bytes]) -> str:
 def scored(sources: list[str], references: list[str]) -> dict[str, Any]:
     """Returns the scores of the model."""
     outputs = scores.texts(Translator.load(MODEL), sources)
-    return {name: score(outputs, references)[name] for name in ("bleu", "chrf")}
+    values = score(outputs, references)
+    return {name: values[name] for name in ("bleu", "chrf")}
 
 
 def seconds_to_answer() -> dict[str, float]:

@@ -12,6 +12,7 @@ from transformer_jax.attention import attend
 from transformer_jax.benchmark.timing import time_in_turns, timer
 from transformer_jax.dense import multiply
 from transformer_jax.training.losses import token_loss
+from transformer_jax.training.optimizer import MUON_ITERATIONS
 
 ROWS, LENGTH, WIDTH, HIDDEN, HEADS, HEAD, IDS = 128, 32, 160, 480, 5, 32, 4000
 """Sizes of the recipe of Multi30k, and of a full batch."""
@@ -94,9 +95,9 @@ def changes() -> Iterator[Change]:
     yield Change("logits and loss in eight parts", False, before, after, (x, embeddings))
 
     def orthogonal(x: Array) -> Array:
-        for _ in range(5):
+        for a, b, c in MUON_ITERATIONS:
             gram = x @ x.T
-            x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+            x = a * x + (b * gram + c * gram @ gram) @ x
         return x
 
     stack = draw(24, WIDTH, WIDTH) / 10 / WIDTH

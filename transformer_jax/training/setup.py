@@ -135,7 +135,7 @@ class StepSetup:
 
     def compile_apply(self) -> Any:
         """Returns the second half of `update`, compiled. It is a program of its own, since it has
-        half of a step's instructions, and is the same for each shape of batch."""
+        many instructions, and is the same for each shape of batch."""
         config = self.config.optimizer
         options = {"optimizer": self.optimizer, "ema": config.ema, "frozen": config.frozen}
         apply = partial(apply_gradients, **options)

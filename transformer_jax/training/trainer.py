@@ -126,8 +126,9 @@ class Trainer:
                 if self._on_host:  # where each step that is dispatched has temporaries of its own
                     self.meter.finish_step()
                 with self.meter.dispatching(loaded.batch):
-                    summed = self.compute(self.state, batch, key)
-                    self.state, metrics = self.apply(self.state, *summed)
+                    # The gradient has no name, so that it is freed before the next one.
+                    state = self.state
+                    self.state, metrics = self.apply(state, *self.compute(state, batch, key))
                 self.step += 1
                 self._unsaved, progress.position = True, loaded.after
                 self.meter.add(self.step, metrics, loaded, self.ideal_seconds(batch))
