@@ -44,6 +44,7 @@ def merged(monkeypatch: Patch) -> list[tuple[int, int]]:
     return seen
 
 
+@pytest.mark.parametrize("on_host", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("tokens", "changes"),
     [
@@ -53,6 +54,7 @@ def merged(monkeypatch: Patch) -> list[tuple[int, int]]:
     ],
 )
 def test_merged_sentences_are_translated_as_if_alone(
+    on_host: bool,
     tokens: int,
     changes: dict[str, Any],
     finished: Run,
@@ -60,6 +62,13 @@ def test_merged_sentences_are_translated_as_if_alone(
     monkeypatch: Patch,
 ) -> None:
     """In arrays that grow, and in batches with missing rows."""
+    begin = loop.Loop.__post_init__
+
+    def begin_there(self: loop.Loop) -> None:
+        begin(self)
+        self._on_host = on_host
+
+    monkeypatch.setattr(loop.Loop, "__post_init__", begin_there)
     grown, grow_state = [], ensemble.grow_state
     monkeypatch.setattr(ensemble, "grow_state", lambda *a: grown.append(a[2]) or grow_state(*a))
 

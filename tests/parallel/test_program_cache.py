@@ -12,7 +12,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from transformer_jax.errors import UserError
 from transformer_jax.parallel import program_cache
-from transformer_jax.parallel.program_cache import VARIABLE, cache_programs
+from transformer_jax.parallel.program_cache import VARIABLE, cache_programs, program_folder
 
 OPTIONS = (
     "jax_compilation_cache_dir",
@@ -54,7 +54,7 @@ def test_the_users_folder_is_or_becomes_private(programs: Path, mode: int | None
         programs.chmod(mode)
     cache_programs()
     assert programs.stat().st_mode & 0o7777 == 0o700
-    assert getattr(jax.config, OPTIONS[0]) == str(programs)
+    assert program_folder() == programs
 
 
 def test_the_folder_of_another_user_is_refused(programs: Path, monkeypatch: Patch) -> None:
@@ -103,6 +103,7 @@ def test_training_does_without_a_folder_that_cannot_be_named_or_made(
     (said,) = caplog.messages
     assert said.startswith("compiled programs are not kept: ")
     assert said.endswith(f"; name another folder in {VARIABLE}")
+    assert program_folder() is None
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -142,10 +143,10 @@ def test_the_oldest_files_are_deleted(programs: Path, monkeypatch: Patch) -> Non
     compiled()
     for path in programs.glob("*-cache"):
         os.utime(path, (2000, 2000))
-    other = programs / "jit_old-cache"
+    other = programs / f"decode-old{program_cache.SEARCH}"
     other.write_bytes(entry(programs).read_bytes())
     os.utime(other, (1000, 1000))
-    size = sum(path.stat().st_size for path in programs.glob("*-cache"))
+    size = sum(path.stat().st_size for path in [*programs.glob("*-cache"), other])
     monkeypatch.setattr(program_cache, "LIMIT", size)
     cache_programs()
     assert other.exists()

@@ -122,6 +122,7 @@ def _dispatch(arguments: Sequence[str], is_program: bool) -> None:
         run = getattr(_import(f"transformer_jax.cli.{module}"), function)
         if is_program and isinstance(options, SearchOptions):
             end_at_interrupt()
+            _import("transformer_jax.decoding.exported").enabled = not options.modules
         run(options, *(config,) if kind.takes_config else ())
 
 

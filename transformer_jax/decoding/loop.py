@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from transformer_jax.decoding.scheduler import Job, Scheduler, Sentence
 from transformer_jax.decoding.search import Progress
@@ -73,6 +74,9 @@ class Loop:
         self._hypotheses: dict[Sentence, Row] = {}
         # For each pending sentence the arrays of those that left a search together, and its row.
         self._pending: dict[Sentence, tuple[Any, int]] = {}
+        self._sharding = jax.tree.leaves(self.params)[0].sharding
+        (device, *_) = self._sharding.device_set
+        self._on_host = device.platform == "cpu"  # pending arrays; else on the device
         self._over = False  # a thread has failed, or the caller was interrupted
         self._compiling = 0.0  # seconds, of all threads
         self._changed = threading.Condition()  # guards all of these, and calls of `done`
@@ -163,11 +167,14 @@ class Loop:
     def _leave(self, job: Job, progress: Progress, rows: np.ndarray) -> None:
         """Keeps the unfinished rows of a search, and returns its job to the scheduler."""
         sentences, position = [job.sentences[i] for i in rows], int(progress.position)
-        # The position is that of the bucket. Nothing is fetched if all sentences are done.
-        arrays: Any = progress._asdict() | {"position": None} if sentences else None
-        arrays = jax.tree.map(lambda x: np.asarray(x)[rows], arrays)
+        # The position is that of the bucket. Nothing is kept if all sentences are done.
+        arrays: Any = progress._replace(position=None) if sentences else None
+        if self._on_host:  # where only these rows are kept
+            arrays = jax.tree.map(lambda x: np.asarray(x)[rows], arrays)
+            rows = np.arange(len(rows))
         with self._changed:
-            self._pending |= {sentence: (arrays, i) for i, sentence in enumerate(sentences)}
+            kept = ((arrays, int(row)) for row in rows)
+            self._pending |= dict(zip(sentences, kept, strict=True))
             self._scheduler.returned(job, position, sentences)
             self._changed.notify_all()
 
@@ -177,17 +184,42 @@ class Loop:
         with self._changed:
             pending = [self._pending.pop(sentence) for sentence in job.sentences]
         pending += pending[:1] * (job.bucket.rows - count)
-        parts = []
-        # Sentences that were left together are taken together: one copy of each of their arrays.
-        for _, group in groupby(pending, lambda each: id(each[0])):
-            (arrays, *_), rows = zip(*group, strict=True)
-            parts.append(jax.tree.map(lambda x, rows=list(rows): x[rows], arrays))
-        arrays = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-        arrays["position"] = jnp.int32(job.bucket.position)
-        arrays["done"] = np.arange(job.bucket.rows) >= count
-        return Progress(**arrays)
+        merged: Progress = (_merged_on_host if self._on_host else _merged_on_device)(pending)
+        position, done = job.bucket.position, np.arange(job.bucket.rows) >= count
+        merged = merged._replace(position=np.array(position, np.int32), done=done)
+        # On the device already, so that they need no programs of their own.
+        return jax.device_put(merged, self._sharding)
+
+
+def _merged_on_host(pending: Sequence[tuple[Any, int]]) -> Any:
+    """Returns the rows of searches as those of one."""
+    parts = []
+    # Sentences that were left together are taken together: one copy of each of their arrays.
+    for _, group in groupby(pending, lambda each: id(each[0])):
+        (arrays, *_), rows = zip(*group, strict=True)
+        parts.append(jax.tree.map(lambda x, rows=list(rows): x[rows], arrays))
+    return jax.tree.map(lambda *x: np.concatenate(x), *parts)
+
+
+def _merged_on_device(pending: Sequence[tuple[Any, int]]) -> Any:
+    """Returns the same of arrays that have as many rows as the result, with a single program."""
+    origins, rows = zip(*((id(arrays), row) for arrays, row in pending), strict=True)
+    merged = pending[0][0]
+    for origin, arrays in {id(arrays): arrays for arrays, _ in pending}.items():
+        merged = _with_rows(merged, arrays, np.array(rows, np.int32), np.equal(origins, origin))
+    return merged
+
+
+@jax.jit
+def _with_rows(merged: Any, arrays: Any, rows: Array, chosen: Array) -> Any:
+    """Returns `merged` with the `rows` of other arrays where they are chosen."""
+
+    def select(x: Array, y: Array) -> Array:
+        return jnp.where(chosen.reshape(-1, *[1] * (x.ndim - 1)), y[rows], x)
+
+    return jax.tree.map(select, merged, arrays)
 
 
 def _program(job: Job, progress: Progress) -> tuple[Any, ...]:
-    """Returns what the program of a phase depends on; arrays on the host have one of their own."""
-    return job.bucket.shape, capacity(progress), isinstance(progress.done, np.ndarray)
+    """Returns what the program of a phase depends on."""
+    return job.bucket.shape, capacity(progress)

@@ -203,7 +203,9 @@ def reorder(state: Any, parents: Int[Array, "B K"]) -> Any:
 # Strategies that extend each hypothesis by itself
 
 
-class _Beam(NamedTuple):
+class Chosen(NamedTuple):
+    """The hypotheses of a search that extends each one by a single id."""
+
     live: Hypotheses
     ended: Bool[Array, "B K"]
 
@@ -241,10 +243,10 @@ def sample(count: int) -> Strategy:
 def _extending_each(count: int, choose: Choose) -> Strategy:
     """Returns the search of `count` hypotheses per sentence that extends each by a chosen id."""
 
-    def start(sentences: Sentences, rules: Rules) -> _Beam:
+    def start(sentences: Sentences, rules: Rules) -> Chosen:
         shape = (sentences.max_length.shape[0], count)
         ended = jnp.broadcast_to(sentences.max_length[:, None] <= 0, shape)
-        return _Beam(no_ids(shape, rules), ended)
+        return Chosen(no_ids(shape, rules), ended)
 
     def extend_each(step: Step, rules: Rules, progress: Progress) -> Progress:
         index, _, sentences, (live, ended), state = progress
@@ -259,12 +261,12 @@ def _extending_each(count: int, choose: Choose) -> Strategy:
         at_limit = index + 1 >= sentences.max_length[:, None]
         ended = ended | (chosen == rules.end_id) | at_limit
         done = jnp.all(ended, axis=1)
-        return Progress(index + 1, done, sentences, _Beam(live, ended), state)
+        return Progress(index + 1, done, sentences, Chosen(live, ended), state)
 
     return Strategy(count, start, extend_each, _best_first)
 
 
-def _best_first(beam: _Beam, rules: Rules) -> Hypotheses:
+def _best_first(beam: Chosen, rules: Rules) -> Hypotheses:
     """Returns the hypotheses, sorted by their final scores."""
     hypotheses = finished(beam.live, rules)
     _, order = jax.lax.top_k(hypotheses.scores, hypotheses.scores.shape[1])

@@ -17,6 +17,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import Config, DecodeConfig
+from transformer_jax.decoding import exported
+from transformer_jax.decoding.exported import Exported
 from transformer_jax.decoding.loop import Loop, Row, run
 from transformer_jax.decoding.scoring import HeadSelection, Scorer
 from transformer_jax.decoding.strategies import Lines, Phases, greatest_length, make_phases
@@ -26,6 +28,7 @@ from transformer_jax.models.transformer import Model
 from transformer_jax.parallel import processes
 from transformer_jax.parallel.compile import DETERMINISTIC, REPLICATED, compile_function
 from transformer_jax.parallel.mesh import DATA, replicate
+from transformer_jax.parallel.program_cache import program_folder
 from transformer_jax.special_ids import EOS, PAD, UNK
 from transformer_jax.text.files import windows
 from transformer_jax.text.sentences import split
@@ -417,11 +420,16 @@ class Translator(TrainedModel):
             suppressed = [id for id in suppressed if id <= UNK]
         # Each process reads which sentences are done, and the ids.
         models, shardings = self.models, (None, REPLICATED, REPLICATED)
+        compiled = partial(compile_function, mesh=self.mesh, options=options)
         if self._apart:
             alone = partial(Model.clone, kernel="auto", constrain=unconstrained)
             models, shardings = [*map(alone, models)], None
+            if exported.enabled and (folder := program_folder()) is not None:
+                configs = [model.config for model in models]
+                about = repr((configs, self.tokenizers.sizes, config.decode, suppressed))
+                kept = {"folder": folder, "about": about}
+                compiled = partial(Exported, mesh=self.mesh, options=options, **kept)
         phases = make_phases(models, config.decode, suppressed)
-        compiled = partial(compile_function, mesh=self.mesh, options=options)
         self._phases = Phases(
             compiled(phases.prefill, result=None),
             compiled(phases.decode, result=shardings, donate=(1,)),

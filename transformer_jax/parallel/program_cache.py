@@ -30,9 +30,15 @@ logger = logging.getLogger(__name__)
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 LEAST_SECONDS = "jax_persistent_cache_min_compile_time_secs"
 """JAX's option for how long a program must take to compile for it to be kept."""
+ENABLED = "jax_enable_compilation_cache"
+FOLDER = "jax_compilation_cache_dir"
+"""JAX's option for the folder, also where `VARIABLE` sets it."""
 
 LIMIT = 2**30
 """Number of bytes to which the user's own folder is reduced when a process starts."""
+
+SEARCH = "-search"
+"""The end of the names of the files of searches, which are checked and bounded as JAX's are."""
 
 _SWEPT = ".swept"  # whose date is that of the last sweep
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
@@ -67,10 +73,16 @@ def cache_programs() -> None:
             "compiled programs are not kept: %s: %s; name another folder in %s",
             *(printable(str(folder)), error.strerror or error, VARIABLE),
         )
-        jax.config.update("jax_enable_compilation_cache", False)
+        jax.config.update(ENABLED, False)
         return
     if shared is None:
-        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update(FOLDER, str(folder))
+
+
+def program_folder() -> Path | None:
+    """Returns the folder of compiled programs; None: they are not kept, or not on a disk."""
+    name, kept = getattr(jax.config, FOLDER), getattr(jax.config, ENABLED)
+    return Path(name) if kept and name and "://" not in name else None
 
 
 def _check_mode(folder: Path, private: bool) -> None:
@@ -98,7 +110,8 @@ def _sweep(folder: Path) -> None:
     last = swept.stat().st_mtime_ns if swept.exists() else time.time_ns()
     swept.touch()  # first, so that the next sweep looks at what is written meanwhile
     damaged, total = [], 0
-    for path in sorted(folder.glob("*-cache"), key=_date, reverse=True):
+    files = (path for path in folder.iterdir() if path.name.endswith(("-cache", SEARCH)))
+    for path in sorted(files, key=_date, reverse=True):
         with suppress(FileNotFoundError):  # another process deletes, too
             total += path.stat().st_size
             is_damaged = _date(path) >= last and not _is_whole(path.read_bytes())
