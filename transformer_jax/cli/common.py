@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformer_jax.cli.arguments import ConfigArguments
 from transformer_jax.cli.commands import ModelOptions, PairOptions, ProcessOptions, SearchOptions
 from transformer_jax.config import Config, MeshConfig, from_json, require_decided
+from transformer_jax.decoding import exported
 from transformer_jax.decoding.scoring import HeadSelection
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
@@ -42,6 +43,7 @@ def load_user_code(options: ModelOptions, config: Config) -> None:
     """
     if options.modules or is_function_name(config.execution.kernel):
         search_current_folder()
+        exported.enabled = False  # what they register may be another model each time
     for module in options.modules:
         import_module("--import", module)
 

@@ -133,7 +133,7 @@ def _dispatch(arguments: Sequence[str], is_program: bool) -> None:
         run = partial(run, options, *(config,) if kind.takes_config else ())
         if is_program and isinstance(options, SearchOptions):
             end_at_interrupt()
-            _import("transformer_jax.decoding.exported").enabled = not options.modules
+            _import("transformer_jax.decoding.exported").enabled = True
             run()
             _end()
         else:

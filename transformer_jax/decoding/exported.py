@@ -28,7 +28,9 @@ from transformer_jax.types import DecodeState, LayerState
 
 _SEARCH = (Beam, Chosen, Hypotheses, Lines, Met, Progress, Sentences)
 for _kind in (*_SEARCH, DecodeState, KVCache, LayerState):
-    export.register_namedtuple_serialization(_kind, serialized_name=_kind.__name__)
+    export.register_namedtuple_serialization(
+        _kind, serialized_name=f"transformer_jax.{_kind.__name__}"
+    )
 
 enabled = False
 """Whether to keep anything. Only the program itself knows that no code of its user runs in this
