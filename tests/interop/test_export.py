@@ -261,13 +261,3 @@ def test_a_folder_appears_whole(finished: Run, tmp_path: Path, monkeypatch: Patc
     with pytest.raises(SystemExit):
         main([*command[:-1], f"--out={tmp_path / 'other'}"])
     assert [path.name for path in tmp_path.iterdir()] == ["exported"]
-
-
-def test_a_package_that_is_missing_is_named(
-    finished: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
-    command = ["export", f"--run={finished.folder}", "--format=stablehlo"]
-    line = error_line([*command, f"--out={tmp_path / 'x'}"], capsys)
-    assert line.endswith("flatbuffers: is not installed; pip install flatbuffers")
-    assert [*tmp_path.iterdir()] == []

@@ -8,7 +8,6 @@ StableHLO's portable bytecode. Their first arguments are the arrays of `params.n
     greedy  (params..., source [B, S]) -> ids [B, T]
 """
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ import numpy as np
 from jax import export as jax_export
 
 from transformer_jax.decoding.strategies import Lines, greatest_length, make_search
-from transformer_jax.errors import UserError
 from transformer_jax.interop.snippets import add_snippet
 from transformer_jax.models.make import make_model
 from transformer_jax.runs.run import Run
@@ -62,8 +60,6 @@ def export(run: Run, step: int, params: Params, folder: Path) -> None:
         search = make_search([model], decode, suppressed)
         return search([jax.tree.unflatten(tree, leaves)], Lines(source)).ids[:, 0]
 
-    if importlib.util.find_spec("flatbuffers") is None:
-        raise UserError("flatbuffers: is not installed; pip install flatbuffers")
     # Symbolic sizes make one program serve any number of sentences of any length.
     rows, width = jax_export.symbolic_shape("rows, width")
     source = jax.ShapeDtypeStruct((rows, width), jnp.int32)
