@@ -4,8 +4,7 @@
 
 Writes results/decode.json. FOLDER is that of Multi30k. A model with random parameters decodes the
 sources of test_2016_flickr with given lengths, and RUN translates them: a run with one tokenizer,
-by default one of `studies.first_recipe`, which is trained if it is not there. All take turns; peers
-run in processes of their own.
+by default that of `make multi30k`. All take turns; peers run in processes of their own.
 """
 
 import argparse
@@ -31,8 +30,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tools.decode_peers import PEERS, batches
-from tools.studies import MULTI30K, first_recipe
-from transformer_jax import Translator, train
+from tools.studies import MULTI30K
+from transformer_jax import Translator
 from transformer_jax.allocator import ALLOCATOR, restart_with_allocator
 from transformer_jax.benchmark import results
 from transformer_jax.benchmark.timing import Samples, time_in_turns
@@ -51,7 +50,7 @@ from transformer_jax.runs.run import Run
 from transformer_jax.special_ids import EOS
 from transformer_jax.types import Batch, Params
 
-RUN = Path("runs/multi30k_first")
+RUN = Path("runs/multi30k_en_de")
 PYTHON = ".venv-peers/bin/python"
 """The interpreter of an environment with ctranslate2, sentencepiece, torch and transformers."""
 
@@ -337,11 +336,10 @@ def main() -> None:
     restart_with_allocator()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path(MULTI30K.folder))
-    parser.add_argument("--run", type=Path)
+    parser.add_argument("--run", type=Path, default=RUN)
     data, run = vars(parser.parse_args()).values()
     cache_programs()
-    # The training of the default run returns at once, where it has been trained.
-    trained = train(first_recipe(data), RUN) if run is None else runs.load(run)
+    trained = runs.load(run)
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(trained, data, PYTHON, Path(folder))
     print(results.write("decode", "make measure NAME=decode", measured))

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -23,7 +22,6 @@ from tools.scores import Data
 from tools.study import RUNS, Changes, Rows, Study, outputs_file, run_study, train_each
 from transformer_jax import plot
 from transformer_jax.allocator import restart_with_allocator
-from transformer_jax.config import Config
 from transformer_jax.decoding.evaluation import compare
 from transformer_jax.files import write_whole
 from transformer_jax.parallel.program_cache import cache_programs
@@ -83,12 +81,6 @@ PUBLISHED: Changes = {
 The mean of its last ten checkpoints is evaluated. An epoch has 63 steps. Other than there, the text
 is cased, and the 10,000 BPE ids are SentencePiece's."""
 SCORES = ("bleu_lower_tokenized", "bleu_cased_13a", "chrf", "val_bleu", "minutes")
-
-
-def first_recipe(folder: Path) -> Config:
-    """Returns the recipe of Multi30k before the present one, whose data are in `folder`."""
-    data = MULTI30K._replace(folder=str(folder))
-    return replace(STUDIES["multi30k_seeds"], data=data).configs()["first_0"]
 
 
 def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
