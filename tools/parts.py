@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from transformer_jax.attention import attend
+from transformer_jax.attention.positions import rotate
 from transformer_jax.benchmark.timing import time_in_turns, timer
 from transformer_jax.dense import multiply
 from transformer_jax.training.losses import token_loss
@@ -39,6 +40,15 @@ def with_gradient(function: Callable[..., Array], *inputs: Array) -> Any:
     return jax.value_and_grad(lambda x: jnp.sum(jnp.square(function(*x))))(inputs)
 
 
+def rotated(x: Array, positions: Array) -> Array:
+    """Returns what `rotate` returns, with cosines that the program computes."""
+    angle = positions[:, None, :, None] * 10000.0 ** -(jnp.arange(0, HEAD, 2) / HEAD)
+    cos, sin = jax.lax.optimization_barrier((jnp.cos(angle), jnp.sin(angle)))
+    even, odd = x[..., 0::2], x[..., 1::2]
+    pairs = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
+    return pairs.reshape(x.shape)
+
+
 def changes() -> Iterator[Change]:
     """Yields what was tried."""
     x, tokens = draw(ROWS, LENGTH, WIDTH), ROWS * LENGTH
@@ -57,6 +67,11 @@ def changes() -> Iterator[Change]:
 
     before, after = partial(with_gradient, repeated), partial(with_gradient, grouped)
     yield Change("a KV head is not repeated", True, before, after, (heads, shared, shared))
+
+    positions = jnp.arange(LENGTH)[None]
+    before = partial(with_gradient, partial(rotated, positions=positions))
+    after = partial(with_gradient, partial(rotate, positions=positions, length=LENGTH))
+    yield Change("rotary positions from tables", True, before, after, (heads,))
 
     yield Change(
         "decoding: scores are a matmul",

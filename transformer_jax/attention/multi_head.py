@@ -126,7 +126,7 @@ class MultiHeadAttention(nn.Module):
             return x.reshape(*x.shape[:2], self.config.heads, -1).swapaxes(1, 2)
         heads = projection(x).swapaxes(1, 2)
         if positions is not None and self.config.positions == "rotary":
-            heads = rotate(heads, positions)
+            heads = rotate(heads, positions, self.config.max_length)
         return self.constrain(heads, HEADS)
 
     @nn.compact  # for the parameters of kinds

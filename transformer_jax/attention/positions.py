@@ -3,7 +3,6 @@
 import math
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -37,20 +36,24 @@ def position_table(config: ModelConfig) -> Float[np.ndarray, "T D"]:
     return sinusoids(config.max_length, config.d_model, layout, wavelengths)
 
 
-def rotate(x: Heads, positions: Int[Array, "#B T"]) -> Heads:
+def rotate(x: Heads, positions: Int[Array, "#B T"], length: int) -> Heads:
     """Rotates each pair of columns (2i, 2i+1) by the angle position · 10000^(-2i/H).
 
     The product of a query and a key then depends on their positions only through the distance
-    between them. (Su et al. 2021, RoFormer, section 3.2.2)
+    between them. Positions are below `length`. (Su et al. 2021, RoFormer, section 3.2.2)
     """
     rate = 10000.0 ** -(np.arange(0, x.shape[-1], 2) / x.shape[-1])
-    position = positions[:, None, :, None].astype(jnp.float32)
-    angle = position * jnp.asarray(rate, jnp.float32)[None, None, None, :]
-    # The barrier keeps XLA from computing them again for each row and head.
-    cos, sin = jax.lax.optimization_barrier((jnp.cos(angle), jnp.sin(angle)))
-    even, odd = x[..., 0::2].astype(jnp.float32), x[..., 1::2].astype(jnp.float32)
-    rotated = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
-    return rotated.reshape(x.shape).astype(x.dtype)
+    angle = np.arange(length)[:, None] * rate
+    # As tables, since XLA's fusions would compute cosines again for each row and head.
+    cos, sin = (
+        jnp.asarray(table.reshape(length, -1), jnp.float32)[positions][:, None]
+        for table in (
+            np.stack([np.cos(angle), np.cos(angle)], axis=-1),
+            np.stack([-np.sin(angle), np.sin(angle)], axis=-1),
+        )
+    )
+    swapped = x.reshape(*x.shape[:-1], -1, 2)[..., ::-1].reshape(x.shape)
+    return (x * cos + swapped * sin).astype(x.dtype)
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
