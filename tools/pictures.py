@@ -103,7 +103,7 @@ def _positions() -> dict[str, jax.Array]:
     numbers of the buckets, divided by the largest.
     """
     here = jnp.arange(PLACES)[None]
-    same = rotate(jnp.ones((1, 1, PLACES, 16)), here)[0, 0]
+    same = rotate(jnp.ones((1, 1, PLACES, 16)), here, PLACES)[0, 0]
     distance = here - here.T
     by_kind = {
         "rotary": scores.scaled_dot(same, same),
