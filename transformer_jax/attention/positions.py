@@ -42,15 +42,11 @@ def rotate(x: Heads, positions: Int[Array, "#B T"], length: int) -> Heads:
     The product of a query and a key then depends on their positions only through the distance
     between them. Positions are below `length`. (Su et al. 2021, RoFormer, section 3.2.2)
     """
-    rate = 10000.0 ** -(np.arange(0, x.shape[-1], 2) / x.shape[-1])
-    angle = np.arange(length)[:, None] * rate
+    sin, cos = np.split(sinusoids(length, x.shape[-1], layout="halves"), 2, axis=1)
     # As tables, since XLA's fusions would compute cosines again for each row and head.
     cos, sin = (
-        jnp.asarray(table.reshape(length, -1), jnp.float32)[positions][:, None]
-        for table in (
-            np.stack([np.cos(angle), np.cos(angle)], axis=-1),
-            np.stack([-np.sin(angle), np.sin(angle)], axis=-1),
-        )
+        jnp.asarray(np.stack(pair, axis=-1).reshape(length, -1))[positions][:, None]
+        for pair in ((cos, cos), (-sin, sin))
     )
     swapped = x.reshape(*x.shape[:-1], -1, 2)[..., ::-1].reshape(x.shape)
     return (x * cos + swapped * sin).astype(x.dtype)
