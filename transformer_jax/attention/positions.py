@@ -1,6 +1,7 @@
 """Position encodings: sinusoids, rotary queries and keys, and biases added to the scores."""
 
 import math
+from functools import cache
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -36,18 +37,23 @@ def position_table(config: ModelConfig) -> Float[np.ndarray, "T D"]:
     return sinusoids(config.max_length, config.d_model, layout, wavelengths)
 
 
+@cache
+def _rotations(length: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the tables [T, H] of cosines and of signed sines by which `rotate` multiplies: the
+    same arrays for all layers, so that each stack of a program holds them once."""
+    sin, cos = np.split(sinusoids(length, width, layout="halves"), 2, axis=1)
+    return np.repeat(cos, 2, axis=1), np.stack((-sin, sin), axis=-1).reshape(length, width)
+
+
 def rotate(x: Heads, positions: Int[Array, "#B T"], length: int) -> Heads:
     """Rotates each pair of columns (2i, 2i+1) by the angle position · 10000^(-2i/H).
 
     The product of a query and a key then depends on their positions only through the distance
     between them. Positions are below `length`. (Su et al. 2021, RoFormer, section 3.2.2)
     """
-    sin, cos = np.split(sinusoids(length, x.shape[-1], layout="halves"), 2, axis=1)
     # As tables, since XLA's fusions would compute cosines again for each row and head.
-    cos, sin = (
-        jnp.asarray(np.stack(pair, axis=-1).reshape(length, -1))[positions][:, None]
-        for pair in ((cos, cos), (-sin, sin))
-    )
+    tables = _rotations(length, x.shape[-1])
+    cos, sin = (jnp.asarray(table)[positions][:, None] for table in tables)
     swapped = x.reshape(*x.shape[:-1], -1, 2)[..., ::-1].reshape(x.shape)
     return (x * cos + swapped * sin).astype(x.dtype)
 
