@@ -13,8 +13,8 @@ PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 MATHJAX := mathjax@3.2.2
-MEASUREMENTS := attention costs decode devices faults interop million_lines model real_sizes remat scaling train_speed \
-  windows
+MEASUREMENTS := attention costs decode devices faults interop million_lines minimum_risk model real_sizes remat scaling \
+  train_speed windows
 
 .PHONY: help quickstart test test-newest check ci-long test-slow shape multi30k study measure gpu readme pictures notebooks docs browser wheel release clean
 
@@ -115,6 +115,11 @@ endef
 define measure-model
 $(if $(TRAINED),,$(error TRAINED= must name a run of configs/libreoffice_en_de.py))
 $(PY) -m tools.model "$(TRAINED)"
+endef
+
+define measure-minimum_risk
+$(if $(TRAINED),,$(error TRAINED= must name runs of configs/multi30k_en_de.py, such as "RUN RUN"))
+$(PY) -m tools.minimum_risk $(TRAINED) $(if $(DATA),--data $(DATA))
 endef
 
 define measure-interop

@@ -21,11 +21,11 @@ LINES = 500
 
 def both_domains(trained: Run, new: Data, old: Data) -> Scored:
     """Returns BLEU on the development sets of both domains, and what training took."""
-    translator, values, outputs = Translator.load(trained.folder), {}, []
+    translator, values, outputs = Translator.load(trained.folder), {}, {}
     for name, data in (("old", old), ("new", new)):
         sources, references = data.sides(data.dev)
-        outputs = texts(translator, sources[:LINES])
-        values[f"{name}_bleu"] = score(outputs, references[:LINES])["bleu"]
+        outputs[name] = texts(translator, sources[:LINES])
+        values[f"{name}_bleu"] = score(outputs[name], references[:LINES])["bleu"]
     trainable = split(trained.params(), trained.config.optimizer.frozen)[1]
     values["trained_parameters"] = sum(leaf.size for leaf in jax.tree.leaves(trainable))
     return values | training(trained), outputs

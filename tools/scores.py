@@ -12,10 +12,12 @@ import numpy as np
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.evaluation import line_scores, score
 from transformer_jax.decoding.translator import Translator
+from transformer_jax.files import AnyPath
 from transformer_jax.models.make import count_parameters
 from transformer_jax.runs import card, checkpoint, run
 from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpus
+from transformer_jax.text.files import read_lines
 from transformer_jax.training.reporters import read_metrics
 
 SEARCHES = [
@@ -27,8 +29,8 @@ SAMPLES = 3
 KEPT = {"placeholders": r"<\?>", "numbers": r"\d+(?:[.,]\d+)*", "function keys": r"\bF\d+\b"}
 """Patterns of what a translation has to keep, by name."""
 
-Scored = tuple[dict[str, Any], list[str]]
-"""The row of a run, and its translations of the test set."""
+Scored = tuple[dict[str, Any], dict[str, list[str]]]
+"""The row of a run, and its translations of each set."""
 
 
 class Data(NamedTuple):
@@ -41,6 +43,8 @@ class Data(NamedTuple):
     dev: str = "val"
     test: str = "test_2016_flickr"
     language: str = "de"
+    blind: tuple[str, ...] = ()
+    """Sets without references, {folder}/blind/SET.en.gz, which are translated, too."""
 
     def name(self, part: str) -> str:
         """Returns the name of the corpus of a part."""
@@ -55,17 +59,30 @@ class Data(NamedTuple):
         sources, targets = zip(*self.corpus(part).pairs(), strict=True)
         return list(sources), list(targets)
 
+    def blind_sources(self) -> dict[str, list[str]]:
+        """Returns the sources of each set without references."""
+        return {part: [*read_lines(f"{self.folder}/blind/{part}.en.gz")] for part in self.blind}
+
 
 def translations(
     trained: Run, data: Data, searches: Sequence[DecodeConfig] = SEARCHES, average: bool = False
 ) -> Scored:
-    """Returns the scores of a run on the test set, which is translated once.
+    """Returns the scores of a run, as `translate` does, and what its training took.
 
-    The search is chosen on the development set. average: the mean of the newest checkpoints
-    translates in place of the best one.
+    average: the mean of the newest checkpoints translates in place of the best one.
     """
     translating = averaged(trained) if average else trained
-    translators = [Translator.load(translating.folder, decode=search) for search in searches]
+    values, outputs = translate([translating.folder], data, searches)
+    return values | training(trained), outputs
+
+
+def translate(
+    runs: Sequence[AnyPath], data: Data, searches: Sequence[DecodeConfig] = SEARCHES
+) -> Scored:
+    """Returns the scores of a run, or of an ensemble, on the test set, which is translated once, as
+    are the blind sets. The search is chosen on the development set."""
+    folders = [f"{path}" for path in runs]
+    translators = [Translator.load(*folders, decode=search) for search in searches]
     sources, references = data.sides(data.dev)
     bleu = [score(texts(translator, sources), references)["bleu"] for translator in translators]
     best = max(range(len(searches)), key=bleu.__getitem__)
@@ -85,7 +102,8 @@ def translations(
         "val_bleu_by_alpha": {f"{s.alpha:g}": b for s, b in zip(searches, bleu, strict=True)},
         "search": dataclasses.asdict(searches[best]),
     }
-    return values | training(trained), outputs
+    blind = {part: texts(translators[best], each) for part, each in data.blind_sources().items()}
+    return values, {data.test: outputs, **blind}
 
 
 def texts(translator: Translator, sources: list[str]) -> list[str]:
@@ -166,4 +184,4 @@ def labels(trained: Run, data: Data) -> Scored:
         "trigger": float(right[:, 0].mean()),
         "action": float(right[:, 1].mean()),
     }
-    return shares | training(trained), outputs
+    return shares | training(trained), {data.test: outputs}

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -97,7 +98,7 @@ def compare_seeds(rows: Rows, data: Data) -> dict[str, Any]:
     _, references = data.sides(data.test)
 
     def outputs(label: str) -> list[str]:
-        return list(read_lines(str(outputs_file("multi30k_seeds", label))))
+        return list(read_lines(str(outputs_file("multi30k_seeds", label, data.test))))
 
     labels = [(f"first_{seed}", f"recipe_{seed}") for seed in SEEDS]
     bootstrap = [compare(outputs(old), outputs(new), references) for old, new in labels]
@@ -120,8 +121,8 @@ CHANGES: dict[str, Changes] = {
 }
 
 
-def compare_changes(rows: Rows, _: Data) -> dict[str, Any]:
-    """Returns the mean of each change, and how it differs from the recipe.
+def compare_changes(names: Sequence[str], rows: Rows, _: Data) -> dict[str, Any]:
+    """Returns the mean of each change, and how it differs from the first one.
 
     The score on the development set decides. The standard deviation of a seed is pooled over all
     changes; that of a difference of two means of n seeds is √(2 / n) of it. A difference below two
@@ -131,13 +132,13 @@ def compare_changes(rows: Rows, _: Data) -> dict[str, Any]:
     def values(name: str, field: str) -> list[float]:
         return [rows[f"{name}_{seed}"][field] for seed in TWO_SEEDS]
 
-    variances = [statistics.variance(values(name, "val_bleu")) for name in CHANGES]
+    variances = [statistics.variance(values(name, "val_bleu")) for name in names]
     deviation = math.sqrt(statistics.mean(variances))
     of_difference = math.sqrt(2 / len(TWO_SEEDS)) * deviation
     changes = {}
-    for name in CHANGES:
+    for name in names:
         mean = statistics.mean(values(name, "val_bleu"))
-        difference = mean - statistics.mean(values("recipe", "val_bleu"))
+        difference = mean - statistics.mean(values(names[0], "val_bleu"))
         verdict = "better" if difference > 0 else "worse"
         changes[name] = {
             "mean_val_bleu": mean,
@@ -155,11 +156,16 @@ def best_loss(row: Mapping[str, Any]) -> float:
     return next(each["loss"] for each in row["evaluations"] if each["step"] == row["best_step"])
 
 
-# Distillation: students of the ensemble of the seeds, with less dropout, on twice as many pairs.
+# Distillation: each seed continues as a student of the ensemble of all, with less dropout, on twice
+# as many pairs.
 
 TEACHERS = [RUNS / "multi30k_seeds" / f"recipe_{seed}" for seed in SEEDS]
 TAUGHT = RUNS / "distillation"
-STUDENTS: dict[str, Changes] = {"recipe": {}}
+CONTINUED: Changes = {
+    **steps(2133),
+    **fields("optimizer", learning_rate=0.0025, warmup=100),
+}
+STUDENTS: dict[str, Changes] = {"references": {}}
 for _label, _file, _dropout in (
     ("best", "best", 0.2),
     ("nearest", "nearest", 0.2),
@@ -174,6 +180,18 @@ def teach(data: Data) -> None:
     configs = replace(STUDIES["multi30k_seeds"], data=data).configs()
     list(train_each({path.name: configs[path.name] for path in TEACHERS}, TEACHERS[0].parent))
     distillation.write_translations(TEACHERS, data, TAUGHT)
+
+
+def compare_students(rows: Rows, data: Data) -> dict[str, Any]:
+    """Returns the scores of the ensemble of the teachers, and how the students differ from those
+    that continue on the references alone."""
+    ensemble, _ = scores.translate(TEACHERS, data)
+    return {"ensemble": ensemble, **compare_changes([*STUDENTS], rows, data)}
+
+
+def continues(run: Path, source: Path, *options: str) -> list[list[str]]:
+    """Returns the command that begins a run with the parameters of another one."""
+    return [["train", f"--config={run}.py", f"--run={run}", f"--init-from={source}", *options]]
 
 
 # Few pairs: the reverse model, trained on them, translates the German sides that are left out.
@@ -248,11 +266,10 @@ def train_captions(data: Data) -> None:
     list(train_each({"captions": configs["captions"]}, RUNS / "adaptation"))
 
 
-def continues(label: str) -> list[list[str]]:
+def adapts(label: str) -> list[list[str]]:
     """Returns the command that begins a run with the parameters of the captions'."""
-    run, source = (RUNS / "adaptation" / name for name in (label, "captions"))
     vocabulary = [] if label == "continued" else ["--new-vocabulary"]
-    return [["train", f"--config={run}.py", f"--run={run}", f"--init-from={source}", *vocabulary]]
+    return continues(RUNS / "adaptation" / label, RUNS / "adaptation" / "captions", *vocabulary)
 
 
 def compare_frozen(_: Rows, data: Data) -> dict[str, Any]:
@@ -364,14 +381,20 @@ STUDIES = {
         MULTI30K,
         with_seeds(CHANGES, TWO_SEEDS),
         steps(4266),
-        summarize=compare_changes,
+        summarize=partial(compare_changes, [*CHANGES]),
     ),
     "distillation": Study(
         "Trains students of the ensemble of the seeds",
         MULTI30K,
         with_seeds(STUDENTS, TWO_SEEDS),
-        steps(4266),
+        CONTINUED,
         prepare=teach,
+        before={
+            f"{label}_{seed}": continues(TAUGHT / f"{label}_{seed}", TEACHERS[seed])
+            for label in STUDENTS
+            for seed in TWO_SEEDS
+        },
+        summarize=compare_students,
     ),
     "small_data": Study(
         "Trains on few pairs, and with back-translation",
@@ -396,7 +419,7 @@ STUDIES = {
         score=partial(adaptation.both_domains, old=MULTI30K),
         config="configs/libreoffice_en_de.py",
         prepare=train_captions,
-        before={label: continues(label) for label in [*ADAPTED][2:]},
+        before={label: adapts(label) for label in [*ADAPTED][2:]},
         summarize=compare_frozen,
         draw=adaptation.picture,
     ),

@@ -52,7 +52,7 @@ class Study:
     the result file then holds its row and nothing else."""
     base: Changes = field(default_factory=dict)
     score: Callable[[Run, Data], Scored] = translations
-    """Returns the row of a run, with its card, and its translations of `data.test`."""
+    """Returns the row of a run, with its card, and its translations by set."""
     config: str = "configs/multi30k_en_de.py"
     keep_outputs: bool = False
     """Whether the translations are written to results/, too."""
@@ -97,9 +97,9 @@ def run_study(name: str, study: Study, only: Collection[str] = ()) -> None:
     for label, trained in train_each({n: configs[n] for n in missing}, RUNS / name, study.before):
         values, outputs = study.score(trained, study.data)
         rows[label] = results.origin() | values
-        if study.keep_outputs:
-            with write_whole(outputs_file(name, label or study.data.test)) as file:
-                file.writelines(f"{line}\n" for line in outputs)
+        for part, lines in outputs.items() if study.keep_outputs else ():
+            with write_whole(outputs_file(name, label, part)) as file:
+                file.writelines(f"{line}\n" for line in lines)
         rows = {label: rows[label] for label in configs if label in rows}
         _write(name, rows)
     if rows.keys() == configs.keys():
@@ -108,9 +108,9 @@ def run_study(name: str, study: Study, only: Collection[str] = ()) -> None:
             plot.save(study.draw(rows), results.FOLDER / f"{name}.svg")
 
 
-def outputs_file(name: str, label: str) -> Path:
-    """Returns the file of the translations of a run."""
-    return results.FOLDER / f"{name}.{label}.txt"
+def outputs_file(name: str, label: str, part: str) -> Path:
+    """Returns the file of the translations of a set by a run."""
+    return results.FOLDER / ".".join(filter(None, (name, label, part, "txt")))
 
 
 def _write(name: str, rows: Rows, summary: Mapping[str, Any] = {}) -> None:

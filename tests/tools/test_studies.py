@@ -35,7 +35,7 @@ def test_the_committed_translations_have_the_scores_of_the_result(name: str) -> 
         pytest.skip(f"needs {data.folder}, which is not part of the project")
     sources, references = data.sides(data.test)
     for label, stated in stored.get("rows", {"": stored}).items():
-        lines = list(read_lines(str(outputs_file(name, label or data.test))))
+        lines = list(read_lines(str(outputs_file(name, label, data.test))))
         scores = score(lines, [references], data.language)
         assert scores["bleu_lower_tokenized"] == pytest.approx(stated["bleu_lower_tokenized"])
         assert scores["bleu"] == pytest.approx(stated["bleu_cased_13a"])

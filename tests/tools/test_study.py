@@ -1,5 +1,6 @@
 """The runner of studies: runs side by side, continued and scored."""
 
+import gzip
 import os
 from dataclasses import replace
 from functools import partial
@@ -24,7 +25,11 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def tiny(tiny_config: Config, tmp_path: Path) -> Study:
     """A study of two seeds, of four steps each."""
     folder = str(Path(tiny_config.data.train[0].split(",")[0]).parent)
-    data = Data(folder, "{folder}/{part}.en,{folder}/{part}.de", dev="dev", test="dev")
+    pattern = "{folder}/{part}.en,{folder}/{part}.de"
+    data = Data(folder, pattern, dev="dev", test="dev", blind=("new",))
+    (Path(folder) / "blind").mkdir()
+    with gzip.open(f"{folder}/blind/new.en.gz", "wt") as file:
+        file.write("the old man\na new book\n")
     path = config_file(tiny_config, tmp_path / "tiny.py")
     rows = {"a": {"train.seed": 0}, "b": {"train.seed": 1}}
     score = partial(translations, searches=[DecodeConfig(beam=1), DecodeConfig(beam=2)])
@@ -57,4 +62,5 @@ def test_runs_are_trained_continued_and_scored(tiny: Study) -> None:
     row = stored["rows"]["a"]
     assert row["card"]["config"]["train"]["steps"] == 6
     assert row["machine"]["cores"] == len(cores)
-    assert outputs_file("tiny", "a").read_text("utf-8").count("\n") == 20
+    assert outputs_file("tiny", "a", "dev").read_text("utf-8").count("\n") == 20
+    assert outputs_file("tiny", "a", "new").read_text("utf-8").count("\n") == 2
