@@ -2,7 +2,8 @@
 
 The ensemble translates the sources that its members were trained on. The student learns its best
 translations, or those of its hypotheses that are nearest to the references (Kim and Rush 2016,
-sections 3.2 and 3.3).
+sections 3.2 and 3.3), beside the references. A reverse model translates the references, too, so
+that each has a second source (Nguyen et al. 2020, Data Diversification, section 3).
 """
 
 from collections.abc import Sequence
@@ -10,30 +11,34 @@ from pathlib import Path
 
 import sacrebleu
 
-from tools.scores import Data
+from tools.scores import Data, texts
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.files import write_whole
 
 SEARCH = DecodeConfig(beam=8, n_best=8, penalty="power", alpha=1.0)
+BACK = DecodeConfig(beam=5, penalty="power", alpha=1.0)
 
 
-def write_translations(teachers: Sequence[Path], data: Data, folder: Path) -> None:
-    """Writes best.tsv and nearest.tsv, pairs of each source of the training data, unless they are
-    there."""
-    files = [folder / f"{name}.tsv" for name in ("best", "nearest")]
+def write_corpora(teachers: Sequence[Path], reverse: Path, data: Data, folder: Path) -> None:
+    """Writes best.tsv and nearest.tsv, a translation of each source of the training data, and
+    back.tsv, a source of each reference, unless they are there."""
+    files = [folder / f"{name}.tsv" for name in ("best", "nearest", "back")]
     if all(file.exists() for file in files):
         return
     folder.mkdir(parents=True, exist_ok=True)
     sources, references = data.sides(data.train)
-    translator = Translator.load(*map(str, teachers), decode=SEARCH)
     bleu = sacrebleu.BLEU(effective_order=True)
-    pairs: dict[Path, list[tuple[str, str]]] = {file: [] for file in files}
-    for translation, reference in zip(translator.stream(sources), references, strict=True):
-        texts = [hypothesis.text for hypothesis in translation.hypotheses]
-        nearest = max(texts, key=lambda text: bleu.sentence_score(text, [reference]).score)
-        for file, text in zip(files, (texts[0], nearest), strict=True):
-            pairs[file].append((translation.source, text))
-    for file, rows in pairs.items():
+    best, nearest = [], []
+    ensemble = Translator.load(*map(str, teachers), decode=SEARCH)
+    for translation, reference in zip(ensemble.stream(sources), references, strict=True):
+        hypotheses = [hypothesis.text for hypothesis in translation.hypotheses]
+        best.append(hypotheses[0])
+        nearest.append(
+            max(hypotheses, key=lambda text: bleu.sentence_score(text, [reference]).score)
+        )
+    back = texts(Translator.load(f"{reverse}", decode=BACK), references)
+    sides = (sources, best), (sources, nearest), (back, references)
+    for file, pair in zip(files, sides, strict=True):
         with write_whole(file) as out:
-            out.writelines("\t".join(row) + "\n" for row in rows)
+            out.writelines(f"{source}\t{target}\n" for source, target in zip(*pair, strict=True))

@@ -20,7 +20,16 @@ from matplotlib.figure import Figure
 
 from tools import adaptation, attention_kinds, distillation, scores
 from tools.scores import Data
-from tools.study import RUNS, Changes, Rows, Study, outputs_file, run_study, train_each
+from tools.study import (
+    RUNS,
+    Changes,
+    Rows,
+    Study,
+    changed,
+    outputs_file,
+    run_study,
+    train_each,
+)
 from transformer_jax import plot
 from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.decoding.evaluation import compare
@@ -156,8 +165,8 @@ def best_loss(row: Mapping[str, Any]) -> float:
     return next(each["loss"] for each in row["evaluations"] if each["step"] == row["best_step"])
 
 
-# Distillation: each seed continues as a student of the ensemble of all, with less dropout, on twice
-# as many pairs.
+# Distillation: each seed continues as a student of the ensemble of all, with less dropout, on two
+# or three times as many pairs.
 
 TEACHERS = [RUNS / "multi30k_seeds" / f"recipe_{seed}" for seed in SEEDS]
 TAUGHT = RUNS / "distillation"
@@ -166,20 +175,31 @@ CONTINUED: Changes = {
     **fields("optimizer", learning_rate=0.0025, warmup=100),
 }
 STUDENTS: dict[str, Changes] = {"references": {}}
-for _label, _file, _dropout in (
-    ("best", "best", 0.2),
-    ("nearest", "nearest", 0.2),
-    ("nearest_dropout_0.1", "nearest", 0.1),
+for _label, _files, _dropout in (
+    ("best", ["best"], 0.2),
+    ("nearest", ["nearest"], 0.2),
+    ("nearest_dropout_0.1", ["nearest"], 0.1),
+    ("nearest_and_back", ["nearest", "back"], 0.2),
 ):
-    _files = [MULTI30K.name(MULTI30K.train), f"{TAUGHT}/{_file}.tsv"]
-    STUDENTS[_label] = {"data.train": _files, "data.weights": [1.0, 1.0], "model.dropout": _dropout}
+    _corpora = [MULTI30K.name(MULTI30K.train), *(f"{TAUGHT}/{name}.tsv" for name in _files)]
+    STUDENTS[_label] = {
+        "data.train": _corpora,
+        "data.weights": [1.0] * len(_corpora),
+        "model.dropout": _dropout,
+    }
 
 
 def teach(data: Data) -> None:
-    """Trains the teachers, and writes their translations of the training data."""
+    """Trains the teachers and a model from German to English, and writes the corpora that they
+    make of the training data."""
     configs = replace(STUDIES["multi30k_seeds"], data=data).configs()
-    list(train_each({path.name: configs[path.name] for path in TEACHERS}, TEACHERS[0].parent))
-    distillation.write_translations(TEACHERS, data, TAUGHT)
+    trained = {path.name: configs[path.name] for path in TEACHERS}
+    swapped = data._replace(pattern=",".join(reversed(data.pattern.split(","))))
+    names = {"data.train": [swapped.name(data.train)], "data.dev": [swapped.name(data.dev)]}
+    trained["reverse"] = changed(configs[TEACHERS[0].name], names)
+    folder = TEACHERS[0].parent
+    list(train_each(trained, folder))
+    distillation.write_corpora(TEACHERS, folder / "reverse", data, TAUGHT)
 
 
 def compare_students(rows: Rows, data: Data) -> dict[str, Any]:
