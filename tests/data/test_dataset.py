@@ -18,6 +18,7 @@ from corpus_files import MALFORMED, PAIRS, small_tokenizers, text_pair, write
 from transformer_jax.config import Config, TokenizerConfig
 from transformer_jax.data import dataset, entry
 from transformer_jax.data.dataset import Examples, Report
+from transformer_jax.data.order import Drawn
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.special_ids import EOS
 from transformer_jax.text import tokenizer
@@ -103,11 +104,12 @@ def test_filters_count_every_pair_they_leave_out(tmp_path: Path) -> None:
 def test_a_sample_beyond_the_limits_is_the_pair_itself(tmp_path: Path) -> None:
     pairs = [(f"the {i} dogs of number", "rebmun fo") for i in range(40)]
     examples = tokenize(tmp_path, text_pair(tmp_path, pairs))
-    every = ids(examples.sample(np.arange(40), 0.5, 0, np.zeros(40, int), np.array([99, 99])))
+    drawn = Drawn(np.arange(40), np.zeros(40, int))
+    every = ids(examples.sample(drawn, 0.5, 0, np.array([99, 99])))
     for side in (0, 1):
         limits = np.array([99, 99])
         limits[side] = int(np.median([len(pair[side]) for pair in every]))
-        limited = ids(examples.sample(np.arange(40), 0.5, 0, np.zeros(40, int), limits))
+        limited = ids(examples.sample(drawn, 0.5, 0, limits))
         wanted = [
             new if len(new[side]) <= limits[side] else old
             for new, old in zip(every, ids(examples), strict=True)

@@ -23,6 +23,7 @@ from transformer_jax.data import loader as data
 from transformer_jax.data.buckets import Lengths, Shape
 from transformer_jax.data.dataset import Examples, Report
 from transformer_jax.data.loader import Loaded, Loader, Shard, evaluation_batches
+from transformer_jax.data.order import Drawn
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.special_ids import BOS, EOS, PAD
 from transformer_jax.types import Batch
@@ -298,9 +299,9 @@ def test_processes_share_the_sampling(changes: dict[str, Any], monkeypatch: Patc
     sampled: Counter[tuple[int, int]] = Counter()
     sample = Examples.sample
 
-    def count(self: Examples, pairs: np.ndarray, *others: Any) -> Examples:
-        sampled.update(zip(others[2].tolist(), pairs.tolist(), strict=True))
-        return sample(self, pairs, *others)
+    def count(self: Examples, drawn: Drawn, *others: Any) -> Examples:
+        sampled.update(zip(drawn.passes.tolist(), drawn.pairs.tolist(), strict=True))
+        return sample(self, drawn, *others)
 
     monkeypatch.setattr(Examples, "sample", count)
     barrier, arrays = threading.Barrier(3), [np.zeros(0)] * 3

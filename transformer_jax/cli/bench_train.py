@@ -28,11 +28,8 @@ def run(options: BenchTrain, arguments: ConfigArguments) -> None:
         local_path(options.out, "--out").parent.mkdir(parents=True, exist_ok=True)
     config = arguments.resolve(PRESETS[options.preset] if options.preset else None)
     load_user_code(options, config)
-    if options.text is None:
-        shape = Shape(options.rows, options.length, options.length)
-        work = full_rows(config, shape)
-    else:
-        work = real_text(config, options.text)
+    shape = Shape(options.rows, options.length, options.length)
+    work = full_rows(config, shape) if options.text is None else real_text(config, options.text)
     with tempfile.TemporaryDirectory() as folder:  # a first step is timed without and with a cache
         jax.config.update("jax_compilation_cache_dir", folder)
         record = measure(work, options.samples)
@@ -60,9 +57,8 @@ def table(record: Record) -> Iterator[str]:
         if "failed" in peer:
             yield f"{name}: failed: {peer['failed']}"
         else:
-            ratio = "this is {:.2f} times as fast ({:.2f}-{:.2f})".format(
-                peer["ratio"], *peer["ratio_spread"]
-            )
+            low, high = peer["ratio_spread"]
+            ratio = f"this is {peer['ratio']:.2f} times as fast ({low:.2f}-{high:.2f})"
             yield _line(name, peer["median_s"] / peer["batches"], peer) + f"  {ratio}"
     if not record["pytorch"]:
         yield "PyTorch: not installed; pip install torch, to compare with it"

@@ -176,10 +176,8 @@ def progress(source: str | int, output: str) -> Iterator[Callable[[int], None]]:
 def warn_cut(outputs: Sequence[bool], name: str) -> None:
     """Warns of translations that stop at their greatest length. outputs: whether each one does."""
     if count := sum(outputs):
-        text = (
-            "%s: %d of %d translations stop at their greatest length (decode.max_ratio, max_length)"
-        )
-        logger.warning(text, name, count, len(outputs))
+        cut = f"{count} of {len(outputs)} translations stop at their greatest length"
+        logger.warning("%s: %s (decode.max_ratio, max_length)", name, cut)
 
 
 def output_file(name: str, inputs: Iterable[str | None] = ()) -> Path:

@@ -3,14 +3,7 @@
 from pathlib import Path
 
 from transformer_jax.cli.commands import Import
-from transformer_jax.config import (
-    Config,
-    DataConfig,
-    OptimizerConfig,
-    TokenizerConfig,
-    TrainConfig,
-    describe,
-)
+from transformer_jax.config import Config, describe
 from transformer_jax.errors import UserError
 from transformer_jax.files import find_path
 from transformer_jax.interop import huggingface, marian
@@ -30,21 +23,14 @@ def run(options: Import) -> None:
     read = huggingface.load if (source / "config.json").is_file() else marian.load
     imported = read(source)
     sizes = imported.tokenizers.sizes
-    config = Config(
-        model=imported.model,
-        tokenizer=TokenizerConfig(joint=imported.model.tied == "all", vocabulary=max(*sizes, 261)),
-        data=DataConfig(train=(), dev=()),
-        # To continue with, if no other config is named. Label smoothing would first undo what a
-        # model has learned without it.
-        optimizer=OptimizerConfig(
-            schedule="inverse_sqrt",
-            learning_rate=2e-4,
-            warmup=100,
-            clip_norm=1.0,
-            label_smoothing=0.0,
-        ),
-        train=TrainConfig(steps=1000, evaluate_every=100, save_every=100),
-        decode=imported.decode,
+    # To continue with, if no other config is named. Label smoothing would first undo what a model
+    # has learned without it.
+    schedule = {"schedule": "inverse_sqrt", "learning_rate": 2e-4, "warmup": 100}
+    config = Config(model=imported.model, decode=imported.decode).changed(
+        tokenizer={"joint": imported.model.tied == "all", "vocabulary": max(*sizes, 261)},
+        data={"train": (), "dev": ()},
+        optimizer=schedule | {"clip_norm": 1.0, "label_smoothing": 0.0},
+        train={"steps": 1000, "evaluate_every": 100, "save_every": 100},
     )
     check_model(config.model)
     provenance = {"imported_from": {"path": source.resolve().name, "sha256": imported.digests}}

@@ -124,11 +124,9 @@ def _print_plan(
     memory: bytes of a device; None: as far as it is known, those of the devices.
     """
     mesh = planner.setup.mesh
-    held = planner.memory(shapes[0])
+    params, rest, *_ = map(_mib, planner.memory(shapes[0]))
     print(f"devices     {planner.setup.describe_devices()}; on each of them:")
-    print(
-        f"state       {_mib(held.params)} MiB of parameters, {_mib(held.rest)} MiB of other state"
-    )
+    print(f"state       {params} MiB of parameters, {rest} MiB of other state")
     print(f"steps       {len(shapes)}, one for each shape of a batch:")
     names = ("rows", "source", "target", "GFLOP", "batch, MiB", "temporaries, MiB")
     print("            " + "  ".join(names) + ("  compiled in, s" if compiles else " (estimated)"))
@@ -152,11 +150,8 @@ def _print_plan(
 def _print_remedies(planner: Planner, shapes: Sequence[Shape], limit: int, compiles: bool) -> None:
     """Prints the three cheapest changes of the config with which the step fits."""
     cheapest = list(itertools.islice(remedies(planner, shapes, limit, compiles), 3))
-    for remedy in cheapest:
-        print(
-            f"            {remedy.option}: {_mib(remedy.memory)} MiB, "
-            f"{remedy.operations:.2f} times the operations"
-        )
+    for option, needed, operations in cheapest:
+        print(f"            {option}: {_mib(needed)} MiB, {operations:.2f} times the operations")
     if not cheapest:
         print("            no single change of accumulation, fsdp, remat or rows makes it fit")
 

@@ -18,7 +18,7 @@ from typing import IO, NoReturn
 from transformer_jax.cli.commands import ProcessOptions, Train
 from transformer_jax.cli.main import main
 from transformer_jax.errors import UserError
-from transformer_jax.training.signals import ended_by_launcher
+from transformer_jax.training.signals import end_by
 
 Process = subprocess.Popen[bytes]
 
@@ -113,7 +113,7 @@ def _run() -> None:
     descriptor, life, *arguments = sys.argv[1:]
     threading.Thread(target=_end_with, args=(int(life),), daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ended_by_launcher)
+        signal.signal(number, end_by)
     encoding, errors = sys.stderr.encoding, sys.stderr.errors
     sys.stderr = os.fdopen(int(descriptor), "w", 1, encoding, errors, closefd=False)
     main(arguments)

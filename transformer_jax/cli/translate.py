@@ -148,12 +148,8 @@ def _record(translator: Translator, translation: Translation) -> dict[str, Any]:
                 record[name] = pharaoh(align_pieces(each.attention, source, tokens, words=words))
         hypotheses.append(record)
     more = {"n_best": hypotheses} if translator.config.decode.n_best > 1 else {}
-    if translation.parts:
-        more["parts"] = [
-            {"source": part.source.strip()} | _record(translator, part)
-            for part in translation.parts
-        ]
-    return hypotheses[0] | more
+    parts = [{"source": p.source.strip()} | _record(translator, p) for p in translation.parts]
+    return hypotheses[0] | more | ({"parts": parts} if parts else {})
 
 
 def back_translate(options: BackTranslate, arguments: ConfigArguments) -> None:

@@ -80,11 +80,7 @@ def choose_shapes(lengths: Lengths, batch_tokens: int, count: int) -> tuple[Shap
     UserError: `batch_tokens` cannot hold the longest pair.
     """
     longest = len(lengths.counts) - 1
-    if ROWS_MULTIPLE * longest > batch_tokens:
-        raise UserError(
-            f"data.batch_tokens={batch_tokens}: must be at least {ROWS_MULTIPLE * longest} to hold"
-            f" {ROWS_MULTIPLE} sentences of {longest} tokens, the longest here"
-        )
+    _require_rows(batch_tokens, longest, f"sentences of {longest} tokens, the longest here")
     bounds = _best_bounds(lengths.counts, count)
     widths = np.maximum.accumulate(lengths.widest)[bounds]
     return tuple(
@@ -141,12 +137,17 @@ def packed_shape(longest: int, batch_tokens: int, width: int) -> Shape:
         raise UserError(
             f"data.packed_length={width}: must be at least {longest}, the longest sentence here"
         )
+    _require_rows(batch_tokens, width, f"rows of data.packed_length={width}")
+    return Shape(batch_tokens // width // ROWS_MULTIPLE * ROWS_MULTIPLE, width, width)
+
+
+def _require_rows(batch_tokens: int, width: int, what: str) -> None:
+    """UserError: `batch_tokens` cannot hold `ROWS_MULTIPLE` rows of this width."""
     if ROWS_MULTIPLE * width > batch_tokens:
         raise UserError(
             f"data.batch_tokens={batch_tokens}: must be at least {ROWS_MULTIPLE * width} to hold"
-            f" {ROWS_MULTIPLE} rows of data.packed_length={width}"
+            f" {ROWS_MULTIPLE} {what}"
         )
-    return Shape(batch_tokens // width // ROWS_MULTIPLE * ROWS_MULTIPLE, width, width)
 
 
 def pack(lengths: Int[np.ndarray, "P 2"], shape: Shape) -> list[Plan]:

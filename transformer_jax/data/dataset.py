@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial, reduce
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from transformer_jax.config import Config
 from transformer_jax.data import entry as cache
 from transformer_jax.data.buckets import Lengths
 from transformer_jax.data.entry import Entry
+from transformer_jax.data.order import Drawn
 from transformer_jax.data.ragged import Parts, Ragged
 from transformer_jax.errors import UserError
 from transformer_jax.files import json_digest
@@ -78,7 +78,7 @@ class Examples:
     def lengths(self) -> Lengths:
         """How many pairs have which numbers of tokens, including `EOS`."""
         if self.entries:
-            return functools.reduce(Lengths.joined, (entry.lengths for entry in self.entries))
+            return reduce(Lengths.joined, (entry.lengths for entry in self.entries))
         return Lengths.of(self.lengths_of(np.arange(len(self))))
 
     def lengths_of(self, pairs: Int[np.ndarray, " Q"]) -> Int32[np.ndarray, "Q 2"]:
@@ -98,21 +98,16 @@ class Examples:
         return Examples(source, target, self.tokenizers, self.report)
 
     def sample(
-        self,
-        pairs: Int[np.ndarray, " Q"],
-        sampling: float,
-        seed: int,
-        passes: Int[np.ndarray, " Q"],
-        limits: Int[np.ndarray, " 2"],
+        self, drawn: Drawn, sampling: float, seed: int, limits: Int[np.ndarray, " 2"]
     ) -> Examples:
-        """Returns the pairs with these indices in freshly sampled subwords.
+        """Returns the pairs that are drawn in freshly sampled subwords.
 
         The result is a function of (seed, pass, pair), where passes count how often a pair has been
         used before. `sampling` is that of `Tokenizer.sample`. A pair keeps its ids where sampling
         gives more than `limits` tokens on a side.
         """
         rows = []
-        for pair, epoch in zip(pairs.tolist(), passes.tolist(), strict=True):
+        for pair, epoch in zip(drawn.pairs.tolist(), drawn.passes.tolist(), strict=True):
             old = [ids.tolist() for ids in self.pair(pair)]
             new = [
                 [*tokenizer.sample(ids[:-1], sampling, seed, epoch, pair, side), EOS]
@@ -154,7 +149,7 @@ def tokenize(
                 _ended(*tokenizer.encode_all(texts, config.data.workers))
                 for tokenizer, texts in zip(tokenizers, zip(*chunk, strict=True), strict=True)
             )
-            kept, counts = _filter(source.lengths(), target.lengths(), max_length, max_ratio)
+            kept, counts = _filter(source, target, max_length, max_ratio)
             append(source.take(kept), target.take(kept))
             total = total.plus(counts)
         return total._asdict()
@@ -164,9 +159,9 @@ def tokenize(
     opened = []
     for corpus in corpora:
         path = cache.cache_of(config.data) / json_digest([*depends_on, corpus.key])
-        opened.append(_entry(path, functools.partial(fill, corpus), process_index))
+        opened.append(_entry(path, partial(fill, corpus), process_index))
     reports = [Report(**entry.counts) for entry in opened]
-    total = functools.reduce(Report.plus, reports)
+    total = reduce(Report.plus, reports)
     if not total.kept:
         raise UserError(f"{', '.join(corpus.name for corpus in corpora)}: no pair is left: {total}")
     sources, targets = (tuple(getattr(entry, side) for entry in opened) for side in _SIDES)
@@ -196,12 +191,10 @@ def _entry(path: Path, fill: cache.Fill, process_index: int) -> Entry:
 
 
 def _filter(
-    sources: Int32[np.ndarray, " P"],
-    targets: Int32[np.ndarray, " P"],
-    max_length: int,
-    max_ratio: float | None,
+    source: Ragged, target: Ragged, max_length: int, max_ratio: float | None
 ) -> tuple[Bool[np.ndarray, " P"], Report]:
-    """Returns which pairs of these lengths are kept, and a report."""
+    """Returns which pairs are kept, and a report."""
+    sources, targets = source.lengths(), target.lengths()
     shorter, longer = np.minimum(sources, targets), np.maximum(sources, targets)
     empty = (sources if max_ratio is None else shorter) == 1
     too_long = ~empty & (longer > max_length)

@@ -47,12 +47,8 @@ _ABANDONED = 3600.0
 """Seconds without a write after which a folder that cannot be locked counts as abandoned."""
 
 _REPORT = "report.json"
-_FILES = {
-    "source.ids": "<i4",
-    "source.offsets": "<i8",
-    "target.ids": "<i4",
-    "target.offsets": "<i8",
-}
+_TYPES = {"ids": "<i4", "offsets": "<i8"}
+_FILES = {f"{side}.{part}": _TYPES[part] for side in ("source", "target") for part in _TYPES}
 """The arrays: the names of the files and the types of their raw numbers."""
 
 Fill = Callable[[Callable[[Ragged, Ragged], None]], Any]
@@ -187,12 +183,8 @@ def _write_files(folder: Path, fill: Fill) -> dict[str, Any]:
         for side in ("source", "target"):
             write_numbers(f"{side}.offsets", np.zeros(1))
         counts = fill(append)
-        sizes = {name: file.tell() for name, file in files.items()}
-    return {
-        "files": {name: [sizes[name], digests[name].hexdigest()] for name in _FILES},
-        "lengths": [each.tolist() for each in lengths],
-        "counts": counts,
-    }
+        written = {name: [file.tell(), digests[name].hexdigest()] for name, file in files.items()}
+    return {"files": written, "lengths": [each.tolist() for each in lengths], "counts": counts}
 
 
 @contextmanager

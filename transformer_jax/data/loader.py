@@ -19,7 +19,7 @@ from transformer_jax.config import Config
 from transformer_jax.data import buckets
 from transformer_jax.data.buckets import Lengths, Plan, Shape
 from transformer_jax.data.dataset import Examples
-from transformer_jax.data.order import BATCHES, make_order, random_order
+from transformer_jax.data.order import BATCHES, Drawn, make_order, random_order
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.special_ids import PAD
 from transformer_jax.types import Batch
@@ -148,10 +148,9 @@ class Loader:
         if not sampling:
             return _Read(self.examples, drawn.pairs, corpora)
         process, count = self._shard.process
-        pairs, passes = (np.array_split(each, count)[process] for each in drawn)
-        limits = self.examples.lengths.longest()
-        sampled = self.examples.sample(pairs, sampling, seed, passes, limits)
-        return _Read(sampled, np.arange(len(pairs)), corpora)
+        part = Drawn(*(np.array_split(each, count)[process] for each in drawn))
+        sampled = self.examples.sample(part, sampling, seed, self.examples.lengths.longest())
+        return _Read(sampled, np.arange(len(part.pairs)), corpora)
 
     def _gathered(self, read: _Read) -> _Read:
         """Returns the whole chunk.
@@ -239,25 +238,18 @@ def take_rows(plan: Plan, shard: Shard) -> Plan:
     height = plan.shape.padded(shard.devices).rows // count  # rows of a part
     part, row = np.divmod(plan.rows, height)
     here = np.isin(part, local)
-    return Plan(
-        plan.shape._replace(rows=height * len(local)),
-        plan.pairs[here],
-        # The parts that are made here follow each other, whatever lies between them elsewhere.
-        np.searchsorted(local, part[here]) * height + row[here],
-        plan.starts[here],
-        plan.segments[here],
-    )
+    # The parts that are made here follow each other, whatever lies between them elsewhere.
+    rows = np.searchsorted(local, part) * height + row
+    taken = (each[here] for each in (plan.pairs, rows, plan.starts, plan.segments))
+    return Plan(plan.shape._replace(rows=height * len(local)), *taken)
 
 
 def make_batch(examples: Examples, plan: Plan, *, packed: bool, start_id: int) -> Batch:
     """Returns the arrays of `plan`."""
-    shape, rows, starts = plan.shape, plan.rows, plan.starts
-    source = examples.source.take(plan.pairs)
-    target = examples.target.take(plan.pairs)
+    source, target = examples.source.take(plan.pairs), examples.target.take(plan.pairs)
     target_in = np.roll(target.ids, 1)
     target_in[target.offsets[:-1]] = start_id
-    to_source = partial(_scatter, source, rows, starts[:, 0], (shape.rows, shape.source))
-    to_target = partial(_scatter, target, rows, starts[:, 1], (shape.rows, shape.target))
+    to_source, to_target = partial(_scatter, plan, 0, source), partial(_scatter, plan, 1, target)
     batch = Batch(to_source(source.ids), to_target(target_in), to_target(target.ids))
     if not packed:
         return batch
@@ -271,16 +263,13 @@ def make_batch(examples: Examples, plan: Plan, *, packed: bool, start_id: int) -
 
 
 def _scatter(
-    sentences: Ragged,
-    rows: Int[np.ndarray, " Q"],
-    starts: Int[np.ndarray, " Q"],
-    shape: tuple[int, int],
-    values: Int[np.ndarray, " N"],
+    plan: Plan, side: int, sentences: Ragged, values: Int[np.ndarray, " N"]
 ) -> Int32[np.ndarray, "B W"]:
-    """Returns an array with a value for each token of sentences that begin at (rows, starts), and
-    `PAD` elsewhere."""
-    array, lengths = np.full(shape, PAD, np.int32), sentences.lengths()
-    array[np.repeat(rows, lengths), np.repeat(starts, lengths) + _positions(sentences)] = values
+    """Returns an array with a value for each token of the sentences of a side where `plan` says,
+    and `PAD` elsewhere."""
+    rows, starts = (np.repeat(x, sentences.lengths()) for x in (plan.rows, plan.starts[:, side]))
+    array = np.full((plan.shape.rows, plan.shape[side + 1]), PAD, np.int32)
+    array[rows, starts + _positions(sentences)] = values
     return array
 
 

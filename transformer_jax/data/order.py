@@ -64,9 +64,7 @@ class Order:
             _pass(self._sizes[i], self._seed, i, int(start * share), int(stop * share))
             for i, share in enumerate(self._shares)
         ]
-        pairs = np.concatenate(
-            [part.pairs + start for part, start in zip(parts, self._starts, strict=False)]
-        )
+        pairs = np.concatenate([part.pairs + self._starts[i] for i, part in enumerate(parts)])
         passes = np.concatenate([part.passes for part in parts])
         order = random_order(len(pairs), self._seed, _CHUNK, number)
         return Drawn(pairs[order], passes[order])

@@ -43,9 +43,8 @@ def _entry_name(corpora: Sequence[Corpus], config: Config) -> str:
     """Returns a digest of everything that the models depend on."""
     options = dataclasses.asdict(config.tokenizer)
     del options["sampling"]
-    key = [_FORMAT, sentencepiece.__version__, options, config.train.seed]
-    key.append([corpus.key for corpus in corpora])
-    return json_digest(key)
+    keys = [corpus.key for corpus in corpora]
+    return json_digest([_FORMAT, sentencepiece.__version__, options, config.train.seed, keys])
 
 
 def _write(entry: Path, tokenizers: Tokenizers) -> None:

@@ -20,11 +20,8 @@ def shard_model(model: Model, mesh: AnyMesh) -> Model:
 
     The results are the same; without this, XLA may gather arrays that could stay split.
     """
-    return model.clone(
-        kernel=shard_kernel(model.kernel, mesh),
-        constrain=constrain_to(mesh),
-        shards=data_parallel_size(mesh),
-    )
+    kernel, shards = shard_kernel(model.kernel, mesh), data_parallel_size(mesh)
+    return model.clone(kernel=kernel, constrain=constrain_to(mesh), shards=shards)
 
 
 def shard_kernel(kernel: AnyKernel, mesh: AnyMesh) -> AnyKernel:

@@ -69,10 +69,8 @@ def cache_programs() -> None:
         if shared is None and is_coordinator():  # the only one to write there
             _sweep(folder)
     except OSError as error:
-        logger.warning(
-            "compiled programs are not kept: %s: %s; name another folder in %s",
-            *(printable(str(folder)), error.strerror or error, VARIABLE),
-        )
+        why = printable(f"{folder}: {error.strerror or error}; name another folder in {VARIABLE}")
+        logger.warning("compiled programs are not kept: %s", why)
         jax.config.update(ENABLED, False)
         return
     if shared is None:
@@ -120,10 +118,8 @@ def _sweep(folder: Path) -> None:
             if is_damaged:
                 damaged.append(path.name)
     if damaged:
-        logger.warning(
-            "%s: %d damaged files are deleted (%s), and their programs compiled again",
-            *(folder, len(damaged), ", ".join(damaged)),
-        )
+        what = f"{len(damaged)} damaged files are deleted ({', '.join(damaged)})"
+        logger.warning("%s: %s, and their programs compiled again", folder, what)
 
 
 def _date(path: Path) -> int:

@@ -16,8 +16,6 @@ On a disk a checkpoint is built as STEP.newN and renamed once it is whole. Objec
 rename: there it is built under its final name, which is STEP.newN if STEP is saved again.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import functools

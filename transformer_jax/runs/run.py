@@ -9,12 +9,11 @@ A folder holds
     checkpoints/     see checkpoint.py
 """
 
-import dataclasses
 import json
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -38,10 +37,7 @@ _UNFINISHED = ".unfinished"
 """File that marks a run while it is created. Until config.json is written, last, the folder holds
 no run, and another process may create it anew."""
 
-_PACKAGES = (
-    *("transformer-jax", "jax", "jaxlib", "flax", "optax"),
-    *("orbax-checkpoint", "sentencepiece"),
-)
+_PACKAGES = "transformer-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "sentencepiece"
 
 
 @dataclass(frozen=True)
@@ -106,12 +102,9 @@ def create(run: Run, save: Callable[[AnyPath], None] = lambda _: None) -> Run:
     with _unfinished(folder), files.named(folder):
         tokenizer.save(run.tokenizers, folder)
         save(run.checkpoints)
-        stored = {
-            "format": FORMAT,
-            "config": to_json(run.config),
-            "tokenizers": [side.digest for side in run.tokenizers],
-            "provenance": run.provenance,
-        }
+        digests = [side.digest for side in run.tokenizers]
+        stored = {"format": FORMAT, "config": to_json(run.config), "tokenizers": digests}
+        stored["provenance"] = run.provenance
         _write(folder / "config.json", stored)  # last: it makes the folder a run
     return run
 
@@ -136,7 +129,7 @@ def average(source: Run, steps: Sequence[int], folder: epath.PathLike) -> Run:
     source.require_float32()
     params = checkpoint.average(source.checkpoints, steps)
     provenance = {"average_of": {"run": source.folder.name, "steps": list(steps)}}
-    made = dataclasses.replace(source, folder=files.find_path(folder), provenance=provenance)
+    made = replace(source, folder=files.find_path(folder), provenance=provenance)
     return create_with(params, max(steps), made)
 
 
@@ -175,7 +168,7 @@ def load(folder: epath.PathLike) -> Run:
     stored, config = _stored(folder)
     kernel = "auto" if is_function_name(config.execution.kernel) else config.execution.kernel
     config = config.changed(data={"cache": ""}, execution={"kernel": kernel})
-    config = dataclasses.replace(config, mesh=DATA_PARALLEL)
+    config = replace(config, mesh=DATA_PARALLEL)
     tokenizers = tokenizer.load(folder, stored["tokenizers"])
     return Run(folder, config, tokenizers, stored.get("provenance", {}))
 
@@ -215,9 +208,8 @@ def read_config(path: AnyPath) -> tuple[dict[str, Any], Config]:
         case other:
             raise UserError(f"{path}: tokenizers={other!r}: must be two digests")
     if unknown := {*stored} - {*_FIELDS}:
-        raise UserError(
-            f"{path}: {min(unknown)!r}: unknown field; must be one of: {', '.join(_FIELDS)}"
-        )
+        fields = ", ".join(_FIELDS)
+        raise UserError(f"{path}: {min(unknown)!r}: unknown field; must be one of: {fields}")
     digest = _digest(stored)
     if stored.get("sha256", digest) != digest:  # deleted by a user who has edited the file
         raise UserError(

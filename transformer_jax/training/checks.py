@@ -243,18 +243,14 @@ def mesh_error(subject: Subject) -> float:
             raise
 
 
-def _small_mesh(mesh: MeshConfig) -> MeshConfig:
-    """Returns a mesh of at most two devices along each axis, and of two at least."""
-    sizes = {axis: min(getattr(mesh, axis), 2) for axis in ("fsdp", "tensor")}
-    alone = mesh.data == 1 and max(sizes.values()) > 1
-    return MeshConfig(data=1 if alone else 2, **sizes)
-
-
 def _compare_devices(
     config: Config, sizes: tuple[int, int], modules: Sequence[str], batch: Batch
 ) -> float:
     """Returns `mesh_error` in a new process. NotApplicable: the mesh is not possible."""
-    mesh = _small_mesh(config.mesh)
+    # At most two devices along each axis, and two at least.
+    axes = {axis: min(getattr(config.mesh, axis), 2) for axis in ("fsdp", "tensor")}
+    alone = config.mesh.data == 1 and max(axes.values()) > 1
+    mesh = MeshConfig(data=1 if alone else 2, **axes)
     flags = os.environ.get("XLA_FLAGS", "")  # which may ask for another number of devices
     os.environ["XLA_FLAGS"] = re.sub(r"--xla_force_host_platform_device_count=\S*", "", flags)
     jax.config.update("jax_platforms", "cpu")

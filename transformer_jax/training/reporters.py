@@ -4,9 +4,6 @@ Training emits records: dicts whose "kind" is "train" (metrics), "evaluation" (d
 and sample translations) or "message". A reporter is any function of a record.
 """
 
-from __future__ import annotations
-
-import importlib
 import importlib.util
 import json
 import logging

@@ -214,11 +214,8 @@ def restored(run: Run, setup: Setup) -> tuple[TrainState, Progress] | None:
         return state._replace(params=params, **rest), progress
     records, _ = whole_records(run.folder / "metrics.jsonl")
     if last := last_step(records):
-        logger.warning(
-            "run %s: has no checkpoint, although it was trained to step %d or further; starting "
-            "from the beginning",
-            *(run.folder, last),
-        )
+        what = f"has no checkpoint, although it was trained to step {last} or further"
+        logger.warning("run %s: %s; starting from the beginning", run.folder, what)
     return None
 
 
@@ -284,14 +281,9 @@ def _provenance(corpora: Corpora) -> dict[str, Any]:
     """Returns the provenance of a run: versions of packages and of the order of the pairs, the
     devices, and digests of the corpora."""
     first = jax.devices()[0]
-    kind = {"platform": first.platform, "kind": first.device_kind}
-    return {
-        "versions": runs.versions(),
-        "order": VERSION,
-        "devices": {"count": jax.device_count(), **kind},
-        "data_digests": corpora.digests(),
-        "file_digests": corpora.file_digests(),
-    }
+    devices = {"count": jax.device_count(), "platform": first.platform, "kind": first.device_kind}
+    digests = {"data_digests": corpora.digests(), "file_digests": corpora.file_digests()}
+    return {"versions": runs.versions(), "order": VERSION, "devices": devices, **digests}
 
 
 def _require_same_data(run: Run, now: dict[str, Any]) -> None:

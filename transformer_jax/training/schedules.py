@@ -9,7 +9,6 @@ import optax
 from jaxtyping import Array, Float
 
 from transformer_jax.config import Config, OptimizerConfig, look_up
-from transformer_jax.errors import UserError
 
 Decay = Callable[[Float[Array, ""], OptimizerConfig], Float[Array, ""]]
 """(update, counted from 1, config) -> the fraction of the peak, from the end of warm-up on."""
@@ -54,17 +53,12 @@ SCHEDULES: dict[str, Schedule] = {
 def find_schedule(config: OptimizerConfig) -> Schedule:
     """Returns the config's schedule. UserError: it is unknown, or `decay_steps` does not fit it."""
     schedule = look_up(SCHEDULES, config.schedule, "optimizer.schedule")
-    end = config.decay_steps
-    if schedule.ends and (end is None or end <= config.warmup):
-        raise UserError(
-            f"optimizer.decay_steps={end!r}: must be above optimizer.warmup={config.warmup} for "
-            f"the {config.schedule} schedule"
-        )
-    if end is not None and not schedule.ends:
-        raise UserError(
-            f"optimizer.decay_steps={end}: must be None for the {config.schedule} schedule, which "
-            "never reaches 0"
-        )
+    end, which = config.decay_steps, f"for the {config.schedule} schedule"
+    if schedule.ends:
+        want = f"above optimizer.warmup={config.warmup} {which}"
+        config.require(end is not None and end > config.warmup, "decay_steps", want)
+    else:
+        config.require(end is None, "decay_steps", f"None {which}, which never reaches 0")
     return schedule
 
 

@@ -189,10 +189,8 @@ def check_config(config: Config, devices: int | None = None) -> None:
     None: those here. UserError: names that are unknown, or choices that do not go together.
     """
     check_model(config.model, config.execution.kernel)
-    if config.model.weights != "float32":
-        raise UserError(
-            f"model.weights={config.model.weights!r}: must be float32 to train; export int8 then"
-        )
+    trainable = config.model.weights == "float32"
+    config.model.require(trainable, "weights", "float32 to train; export int8 then")
     if config.data.packing:
         check_packing(config.model)
     find_optimizer(config.optimizer)
@@ -204,11 +202,9 @@ def check_config(config: Config, devices: int | None = None) -> None:
         )
     bleu_metric(config.train.tokenize)
     meshes.mesh_shape(config.mesh, devices or jax.device_count())
-    if config.train.patience and not config.data.dev:
-        raise UserError(
-            f"train.patience={config.train.patience}: must be None where data.dev=(): there is no "
-            "score; name a development corpus"
-        )
+    scored = bool(config.data.dev) or not config.train.patience
+    want = "None where data.dev=(): there is no score; name a development corpus"
+    config.train.require(scored, "patience", want)
 
 
 def prepare(config: Config, tokenizers: Tokenizers | None = None) -> Setup:

@@ -35,20 +35,16 @@ class StopRequest:
         return self.agreed > 0
 
 
-def end_by(number: int) -> NoReturn:
+def end_by(number: int, _: Any = None) -> NoReturn:
     """Ends the program as one that a signal has stopped: KeyboardInterrupt for SIGINT, otherwise
-    SystemExit with the status of a shell, 128 + `number`."""
+    SystemExit with the status of a shell, 128 + `number`.
+
+    It handles signals in a process whose launcher ends it when a second signal arrives there: a
+    supervisor that signals all processes and a launcher that passes the signal on send it twice.
+    """
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(128 + number)
-
-
-def ended_by_launcher(number: int, _: Any) -> NoReturn:
-    """Handles a signal in a process whose launcher ends it when a second signal arrives there.
-
-    A supervisor that signals all processes and a launcher that passes the signal on send it twice.
-    """
-    end_by(number)
 
 
 @contextmanager
@@ -89,7 +85,7 @@ def _second(handler: Any) -> Any:
     A KeyboardInterrupt would first wait for the checkpoint that is being written. Only a session
     in which the user goes on needs that.
     """
-    if handler is ended_by_launcher:
+    if handler is end_by:
         return signal.SIG_IGN
     interactive = hasattr(sys, "ps1")
     return signal.SIG_DFL if handler is signal.default_int_handler and not interactive else handler

@@ -66,8 +66,6 @@ def init_state(
 
 def train_only(loss: LossFn, frozen: Params) -> LossFn:
     """Returns the loss as a function of the parameters that are not frozen."""
-    if not frozen:
-        return loss
     return lambda trained, *others: loss(merge(frozen, trained), *others)
 
 

@@ -48,11 +48,8 @@ def select_metric(config: Config, metric: Metric | None) -> Config:
     """
     best = config.train.best
     if metric is None:
-        if best not in SCORES:
-            raise UserError(
-                f"train.best={best!r}: must be one of {', '.join(SCORES)}; a metric of your own "
-                f"needs --metric MODULE:{best}"
-            )
+        want = f"one of {', '.join(SCORES)}; a metric of your own needs --metric MODULE:{best}"
+        config.train.require(best in SCORES, "best", want)
         return config
     if (name := metric_name(metric)) in (*SCORES, "perplexity"):
         raise UserError(f"--metric {name}: is the name of another score; rename the function")
@@ -81,10 +78,8 @@ def measure(
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             if math.isfinite(number := float(value)):
                 return processes.broadcast(number)
-        shown = printable(reprlib.repr(value))
-        raise UserError(
-            f"--metric {metric_name(metric)}: returns {shown}: must return a finite number"
-        )
+        name, shown = metric_name(metric), printable(reprlib.repr(value))
+        raise UserError(f"--metric {name}: returns {shown}: must return a finite number")
 
 
 def metric_name(metric: Metric) -> str:
