@@ -282,9 +282,7 @@ class ModelConfig(_Section):
     @property
     def depths(self) -> tuple[int, int]:
         """Numbers of encoder and decoder layers; the cross-attention of labels counts as one."""
-        if self.labels is not None:
-            return self.layers, 1
-        return self.layers, self.layers if self.decoder_layers is None else self.decoder_layers
+        return self.layers, (self.decoder_layers or self.layers) if self.labels is None else 1
 
     @property
     def max_targets(self) -> int:
@@ -392,18 +390,14 @@ class DataConfig(_Section):
     training uses the folder that is stored in a run."""
 
     def _validate(self) -> None:
-        self._validate_mixing()
+        if self.weights is not None:
+            self.require(self.temperature is None, "temperature", "None where data.weights is set")
+            count = len(self.train)
+            self.require(len(self.weights) == count, "weights", f"{count}, one for each data.train")
+            positive = min(self.weights) >= 0 and max(self.weights) > 0
+            self.require(positive, "weights", "at least 0, and one of them above 0")
         self.require(all(self.fields), "fields", "two names")
         self.require(self.max_ratio >= 1, "max_ratio", "at least 1")
-
-    def _validate_mixing(self) -> None:
-        if self.weights is None:
-            return
-        self.require(self.temperature is None, "temperature", "None where data.weights is set")
-        count = len(self.train)
-        self.require(len(self.weights) == count, "weights", f"{count}, one for each data.train")
-        positive = min(self.weights) >= 0 and max(self.weights) > 0
-        self.require(positive, "weights", "at least 0, and one of them above 0")
 
 
 @dataclass(frozen=True)
@@ -602,7 +596,7 @@ class ExecutionConfig(_Section):
 class MeshConfig(_Section):
     """The mesh of devices: stored, but not compared and not needed to load the run."""
 
-    data: int = _changeable(-1)
+    data: Annotated[int, Bounds("above 0, or -1", lambda x: x == -1 or x > 0)] = _changeable(-1)
     """Number of groups of devices that share the rows of a batch and hold copies of the model; -1:
     as many as there are devices for."""
     fsdp: Count = _changeable(1)
@@ -610,9 +604,6 @@ class MeshConfig(_Section):
     (fully sharded data parallelism)."""
     tensor: Count = _changeable(1)
     """Number of devices over which heads, d_ff and vocabulary are split (tensor parallelism)."""
-
-    def _validate(self) -> None:
-        self.require(self.data == -1 or self.data > 0, "data", "above 0, or -1")
 
 
 DATA_PARALLEL = MeshConfig()
@@ -682,11 +673,8 @@ def differences(old: Config, new: Config, *, all_fields: bool = False) -> list[s
 
     all_fields: also those that a continued run may change.
     """
-    return [
-        f"{name}: {a!r} -> {b!r}"
-        for name, a, b, compared in _changed_fields(old, new)
-        if all_fields or compared
-    ]
+    changed = _changed_fields(old, new)
+    return [f"{n}: {a!r} -> {b!r}" for n, a, b, compared in changed if all_fields or compared]
 
 
 def describe(config: Config) -> list[str]:
@@ -716,10 +704,8 @@ def _decided(config: Config, free: Collection[str]) -> Config:
     """Returns a config that keeps only what the parameters and tokenizers of a run decide, without
     the fields `free`."""
     model, default = config.model, ModelConfig()
-    values: dict[str, Any] = {
-        "decoder_layers": model.depths[1] if model.labels is None else None,
-        "kv_heads": model.kv_heads or model.heads,
-    }
+    decoder_layers = model.depths[1] if model.labels is None else None
+    values: Any = {"decoder_layers": decoder_layers, "kv_heads": model.kv_heads or model.heads}
     names = {*ROLES, "dropout", "attention_dropout", "ffn_dropout", "dtype", *free} - {"tokenizer"}
     values |= {name: getattr(default, name) for name in names}
     kept = TokenizerConfig() if "tokenizer" in free else config.tokenizer

@@ -133,11 +133,11 @@ def take_beams(tree: Any, beams: Int[Array, "B C"]) -> Any:
 
 def map_nodes(function: Callable[[Any], Any], kind: Any, tree: Any) -> Any:
     """Returns the tree with `function(node)` in place of each node of the type `kind`."""
-    return jax.tree.map(
-        lambda node: function(node) if isinstance(node, kind) else node,
-        tree,
-        is_leaf=lambda node: isinstance(node, kind),
-    )
+
+    def is_node(x: Any) -> bool:
+        return isinstance(x, kind)
+
+    return jax.tree.map(lambda x: function(x) if is_node(x) else x, tree, is_leaf=is_node)
 
 
 class Batch(NamedTuple):

@@ -172,12 +172,12 @@ def _at_least_one(window: int) -> int:
 
 
 def predicted_center(
-    query: Queries,
-    lengths: Float[Array, "..."],  # broadcasts to [*B, T]
-    w: Matrix,
-    v: Vector,
+    query: Queries, lengths: Float[Array, "..."], w: Matrix, v: Vector
 ) -> Float[Array, "*B T"]:
-    """Returns p = S · sigmoid(v·tanh(W q)) in a sentence of length S (Luong et al. 2015, eq. 9)."""
+    """Returns p = S · sigmoid(v·tanh(W q)) in a sentence of length S (Luong et al. 2015, eq. 9).
+
+    lengths: S, which broadcasts to [*B, T].
+    """
     # In float32: bfloat16 has too few bits for a position in a long sentence.
     hidden = jnp.tanh(query @ w)
     logits = jnp.einsum("...th,...h->...t", hidden, v, preferred_element_type=jnp.float32)

@@ -6,7 +6,7 @@ are up to four times faster than with length before heads.
 To add a kernel, write a file with its function and list it in `KERNELS`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,10 +136,8 @@ def attend(
     """
     ranks = query.ndim == key.ndim == 4
     if not ranks or key.shape != value.shape or query.shape[::3] != key.shape[::3]:
-        raise UserError(
-            f"query {query.shape}, key {key.shape}, value {value.shape}: must be [B, N, T, H], "
-            "[B, G, S, H] and [B, G, S, H]"
-        )
+        shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
+        raise UserError(f"{shapes}: must be [B, N, T, H], [B, G, S, H] and [B, G, S, H]")
     heads, kv_heads = query.shape[1], key.shape[1]
     if heads % kv_heads:
         raise UserError(f"{heads} query heads: must be a multiple of the {kv_heads} KV heads")
@@ -206,17 +204,14 @@ def choose(
     return "reference"
 
 
-def _preferred(query: Shaped, key: Shaped, mask: AnyMask, bias: bool) -> Iterator[str]:
-    """Yields the kernels to prefer over `reference` on this platform, the fastest first."""
+def _preferred(query: Shaped, key: Shaped, mask: AnyMask, bias: bool) -> list[str]:
+    """Returns the kernels to prefer over `reference` on this platform, the fastest first."""
     platform = jax.default_backend()
     if platform == "cpu":
         crossover = CPU_CROSSOVER_UNMASKED if mask is None else CPU_CROSSOVER
-        if query.shape[2] * key.shape[2] >= crossover:
-            yield "blockwise"
-        return
-    if platform == "gpu" and not bias and suits_cudnn(query, key, mask):
-        yield "cudnn"
-    yield "xla"
+        return ["blockwise"] if query.shape[2] * key.shape[2] >= crossover else []
+    suits = platform == "gpu" and not bias and suits_cudnn(query, key, mask)
+    return ["cudnn", "xla"] if suits else ["xla"]
 
 
 CPU_CROSSOVER = 128 * 128

@@ -111,10 +111,8 @@ def _prepare_additive(query: Array, keys: Array, _: Any, w: Array, u: Array) -> 
     return _project(query, w), _project(keys, u)
 
 
-def _prepare_location(
-    query: Array, _: Any, key_positions: Array, positions: Array
-) -> tuple[Array, Array]:
-    return query, _location_keys(query, key_positions[:, None], positions)
+def _prepare_location(query: Array, _: Any, at: Array, positions: Array) -> tuple[Array, Array]:
+    return query, _location_keys(query, at[:, None], positions)
 
 
 SCORES: dict[str, Score] = {

@@ -95,9 +95,7 @@ def summary(records: list[Record]) -> dict[str, Any]:
     """Returns PyTorch's version and threads, and its time over that of the kernel `auto` in float32
     by direction, batch and length, with quartiles: without a mask, and with the causal mask."""
     torch = next((r for r in records if "version" in r and "median_s" in r), None)
-    values: dict[str, Any] = {
-        "pytorch": torch and {name: torch[name] for name in ("version", "threads")}
-    }
+    values: dict[str, Any] = {"pytorch": torch and {x: torch[x] for x in ("version", "threads")}}
     for (mask, note), end in product((("full", ""), ("causal", "_causal")), ("", "_spread")):
         table: dict[str, Any] = defaultdict(lambda: defaultdict(dict))
         for r in records:

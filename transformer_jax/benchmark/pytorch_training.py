@@ -65,17 +65,13 @@ def _model(torch: Any, sizes: dict[str, Any]) -> Any:
             width, dropout = sizes["d_model"], sizes["dropout"]
             self.scale = width**0.5
             self.embed = torch.nn.Embedding(sizes["vocabulary"], width, padding_idx=PAD)
-            depths, shape = (sizes["layers"], sizes["decoder_layers"]), (sizes["d_ff"], dropout)
-            self.body = torch.nn.Transformer(
-                width, sizes["heads"], *depths, *shape, batch_first=True
-            )
+            counts = (sizes[name] for name in ("heads", "layers", "decoder_layers", "d_ff"))
+            self.body = torch.nn.Transformer(width, *counts, dropout, batch_first=True)
             self.dropout = torch.nn.Dropout(dropout)
 
         def forward(self, source: Any, target: Any) -> Any:
             length, padding = target.shape[1], source == PAD
-            causal = torch.nn.Transformer.generate_square_subsequent_mask(
-                length, device=source.device
-            )
+            causal = self.body.generate_square_subsequent_mask(length, device=source.device)
             ends = (self.dropout(self.embed(x) * self.scale) for x in (source, target))
             masks = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding}
             output = self.body(*ends, tgt_mask=causal, tgt_is_causal=True, **masks)

@@ -31,13 +31,10 @@ from transformer_jax.training.step import TrainState
 from transformer_jax.types import Batch, Key
 
 PRESETS = {
-    name: Config(model=model, tokenizer=TokenizerConfig(vocabulary=vocabulary))
-    for name, model, vocabulary in (
-        ("tiny", TINY, 4000),
-        ("small", SMALL, 8000),
-        ("base", BASE, 32_000),
-        ("big", BIG, 32_000),
-    )
+    "tiny": Config(model=TINY, tokenizer=TokenizerConfig(vocabulary=4000)),
+    "small": Config(model=SMALL, tokenizer=TokenizerConfig(vocabulary=8000)),
+    "base": Config(model=BASE, tokenizer=TokenizerConfig(vocabulary=32_000)),
+    "big": Config(model=BIG, tokenizer=TokenizerConfig(vocabulary=32_000)),
 }
 """Configs of full rows, by the name of their model."""
 MAX_SECONDS = 120.0
@@ -179,10 +176,7 @@ def passes(work: Workload) -> tuple[dict[str, Callable[[], Any]], dict[str, floa
     def loss(state: TrainState, batch: Batch, key: Key) -> Any:
         return setup.loss(state.params, batch, key, state.averages)
 
-    parts = {
-        "forward": compile_function(loss, mesh, result=None),
-        "gradients": compute,
-    }
+    parts = {"forward": compile_function(loss, mesh, result=None), "gradients": compute}
 
     def run(part: str) -> None:
         for batch in batches:
@@ -267,18 +261,16 @@ def _start_peers(work: Workload, stack: ExitStack) -> dict[str, Peer]:
     return peers
 
 
-def _peer_batches(
-    examples: Examples, config: Config, tokens: int, bucketed: bool
-) -> Iterator[Batch]:
+def _peer_batches(examples: Examples, config: Config, tokens: int, bucket: bool) -> Iterator[Batch]:
     """Yields batches of shuffled pairs, until they have this number of target tokens.
 
-    Without `bucketed`, pairs as they come, as in tutorials. With it, pools of pairs are sorted by
+    Without `bucket`, pairs as they come, as in tutorials. With it, pools of pairs are sorted by
     length, and each batch has up to `data.batch_tokens` target slots, as in good toolkits.
     """
     lengths = examples.lengths_of(np.arange(len(examples)))
     slots, order = config.data.batch_tokens, random_order(len(examples), 0)
     rows = max(1, slots // int(lengths[:, 1].mean()))
-    if bucketed:
+    if bucket:
         pools = np.split(order, range(100 * rows, len(order), 100 * rows))
         groups = [group for pool in pools for group in _bucketed(pool, lengths, slots)]
         groups = [groups[i] for i in random_order(len(groups), 1)]

@@ -7,20 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from transformer_jax.decoding import search
 from transformer_jax.decoding.processors import LengthPenalty, Sentences
-from transformer_jax.decoding.search import (
-    Hypotheses,
-    Progress,
-    Rules,
-    Scored,
-    Step,
-    Strategy,
-    finished,
-    last_ids,
-    no_ids,
-    reorder,
-    score_next,
-)
+from transformer_jax.decoding.search import Hypotheses, Progress, Rules, Scored, Step, Strategy
 from transformer_jax.decoding.top_k import first_argmax, top_k
 from transformer_jax.special_ids import PAD
 from transformer_jax.types import take_beams
@@ -117,15 +106,15 @@ def beam_search(
 
     def start(sentences: Sentences, rules: Rules) -> Beam:
         shape = (sentences.max_length.shape[0], beams)
-        live, nothing = no_ids(shape, rules), jnp.full(shape, -jnp.inf, jnp.float32)
+        live, nothing = search.no_ids(shape, rules), jnp.full(shape, -jnp.inf, jnp.float32)
         live = live._replace(scores=nothing.at[:, 0].set(0.0))  # one hypothesis each, to begin with
         ended = Hypotheses(live.ids, nothing, nothing)
         return Beam(live, ended, constraints.start(sentences, beams))
 
     def extend_beam(step: Step, rules: Rules, progress: Progress) -> Progress:
         index, done, sentences, (live, ended, met), state = progress
-        logits, state, _ = step(last_ids(live, index, rules), state, index)
-        scored = score_next(logits, live.ids, index, sentences, rules)
+        logits, state, _ = step(search.last_ids(live, index, rules), state, index)
+        scored = search.score_next(logits, live.ids, index, sentences, rules)
         candidates, parents = _extend(live, scored, *constraints.propose(live, met, scored))
         chosen = candidates.ids[:, :, index]
         met, needed = constraints.update(take_beams(met, parents), chosen, sentences)
@@ -144,7 +133,7 @@ def beam_search(
         scores = jnp.where(is_end | at_limit, -jnp.inf, candidates.scores)
         kept = constraints.keep(scores, met, sentences, beams)
         live = take_beams(candidates._replace(scores=scores), kept)
-        state = reorder(state, take_beams(parents, kept))
+        state = search.reorder(state, take_beams(parents, kept))
         best = jnp.max(live.scores, axis=1)
         bound = _bound(best, index + 2, sentences, rules.length_penalty)
         if not lookahead:
@@ -152,7 +141,9 @@ def beam_search(
         done = done | at_limit[:, 0] | stop(ended.scores, bound)
         return Progress(index + 1, done, sentences, Beam(live, ended, take_beams(met, kept)), state)
 
-    return Strategy(beams, start, extend_beam, lambda beam, rules: finished(beam.ended, rules))
+    return Strategy(
+        beams, start, extend_beam, lambda beam, rules: search.finished(beam.ended, rules)
+    )
 
 
 def _extend(

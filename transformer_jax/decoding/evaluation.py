@@ -22,15 +22,13 @@ _UNSPACED = re.compile(
 """Characters of scripts without spaces: from Thai to Myanmar, Khmer, Japanese and Chinese."""
 
 
-References = Sequence[str] | Sequence[Sequence[str]]
+Texts = Sequence[str]
+References = Texts | Sequence[Texts]
 """A reference for each hypothesis, or several such lists."""
 
 
 def score(
-    hypotheses: Sequence[str],
-    references: References,
-    language: str | None = None,
-    tokenize: str = "13a",
+    hypotheses: Texts, references: References, language: str | None = None, tokenize: str = "13a"
 ) -> dict[str, Any]:
     """Returns the scores of translations by name, and the signatures of their metrics.
 
@@ -64,10 +62,7 @@ def score(
 
 
 def compare(
-    baseline: Sequence[str],
-    hypotheses: Sequence[str],
-    references: References,
-    tokenize: str = "13a",
+    baseline: Texts, hypotheses: Texts, references: References, tokenize: str = "13a"
 ) -> dict[str, dict[str, Any]]:
     """Returns sacreBLEU's paired bootstrap of translations against those of a baseline.
 
@@ -81,10 +76,8 @@ def compare(
     results: dict[str, Any] = rows
     comparisons: dict[str, dict[str, Any]] = {}
     for name, key in (("bleu", "BLEU"), ("chrf", "chrF2")):
-        theirs, ours = (
-            {part: float(getattr(result, part)) for part in ("score", "mean", "ci")}
-            for result in results[key]
-        )
+        parts = ("score", "mean", "ci")
+        theirs, ours = ({part: float(getattr(x, part)) for part in parts} for x in results[key])
         comparisons[name] = {
             "baseline": theirs,
             "ours": ours,
@@ -108,10 +101,8 @@ def bleu_metric(tokenize: str) -> sacrebleu.BLEU:
     try:
         return sacrebleu.BLEU(tokenize=tokenize)
     except RuntimeError as error:
-        extra = tokenize.partition("-")[0]
-        raise UserError(
-            f"tokenize={tokenize}: needs packages: pip install 'sacrebleu[{extra}]'"
-        ) from error
+        extra = f"sacrebleu[{tokenize.partition('-')[0]}]"
+        raise UserError(f"tokenize={tokenize}: needs packages: pip install '{extra}'") from error
 
 
 def warn_of_unspaced(name: str, references: Sequence[str], tokenize: str) -> None:
@@ -136,10 +127,8 @@ def require_language(language: str) -> None:
     Moses itself would use the English list without a warning. UserError: it does not.
     """
     if language in ("zh", "yue"):
-        raise UserError(
-            f"--language={language}: Moses finds no words without spaces; leave it out, and choose "
-            "--tokenize=zh or --tokenize=char"
-        )
+        way = "leave it out, and choose --tokenize=zh or --tokenize=char"
+        raise UserError(f"--language={language}: Moses finds no words without spaces; {way}")
     languages = sorted({*NonbreakingPrefixes().available_langs.values()} - {"yue", "zh"})
     if language not in languages:
         raise UserError(f"--language={language}: must be one of {', '.join(languages)}")

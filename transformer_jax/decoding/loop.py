@@ -84,10 +84,8 @@ class Loop:
     @property
     def results(self) -> list[list[Row]]:
         """The hypotheses of each line of each batch, after `run`."""
-        return [
-            [self._hypotheses[Sentence(i, row)] for row in range(np.shape(lines.source)[0])]
-            for i, lines in enumerate(self.batches)
-        ]
+        rows = [len(lines.source) for lines in self.batches]
+        return [[self._hypotheses[Sentence(i, j)] for j in range(n)] for i, n in enumerate(rows)]
 
     @property
     def compiling(self) -> float:

@@ -102,14 +102,12 @@ class Scheduler:
 
     def _earliest(self) -> Bucket | None:
         """Returns the pending bucket of the least position that no running job can still reach."""
-        out_of_reach = [
-            bucket
-            for bucket in self._pending
-            if not any(
-                r.shape == bucket.shape and r.position < bucket.position for r in self._running
-            )
-        ]
-        return min(out_of_reach, key=lambda bucket: bucket.position, default=None)
+
+        def in_reach(b: Bucket) -> bool:
+            return any(r.shape == b.shape and r.position < b.position for r in self._running)
+
+        waiting = (bucket for bucket in self._pending if not in_reach(bucket))
+        return min(waiting, key=lambda bucket: bucket.position, default=None)
 
     def _has_partners(self, shape: Shape) -> bool:
         """Returns whether other sentences in batches of this shape may come to be merged with."""

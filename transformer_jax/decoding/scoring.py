@@ -146,10 +146,8 @@ def _require_heads(heads: HeadSelection, model: Model) -> None:
     for chosen in heads:
         for (name, count), number in zip(counts.items(), chosen, strict=True):
             if number is not None and not 0 <= number < count:
-                raise UserError(
-                    f"{name} {number} of cross-attention: does not exist; must be from 0 to "
-                    f"{count - 1}"
-                )
+                what = f"{name} {number} of cross-attention"
+                raise UserError(f"{what}: does not exist; must be from 0 to {count - 1}")
 
 
 # Checks that a model can make training pairs from text in the target language: its translations of

@@ -104,11 +104,7 @@ def begin(strategy: Strategy, state: Any, sentences: Sentences, rules: Rules) ->
 
 
 def extend_until(
-    strategy: Strategy,
-    step: Step,
-    progress: Progress,
-    rules: Rules,
-    leave_at: int | Index = 0,
+    strategy: Strategy, step: Step, progress: Progress, rules: Rules, leave_at: int | Index = 0
 ) -> Progress:
     """Returns the search once all sentences are done, or its arrays are full.
 

@@ -141,7 +141,7 @@ def make_phases(
         params: Sequence[Params], progress: search.Progress, leave_at: HostOrDeviceArray
     ) -> tuple[search.Progress, Array, search.Hypotheses]:
         strategy, rules = search_of(progress.sentences, capacity(progress))
-        step = _make_step(models, list(map(dequantize, params)), progress.sentences)
+        step = _step(models, list(map(dequantize, params)), progress.sentences)
         progress = search.extend_until(strategy, step, progress, rules, jnp.asarray(leave_at))
         hypotheses = strategy.hypotheses(progress.beam, rules)
         best = search.Hypotheses(*(x[:, : config.n_best] for x in hypotheses))
@@ -155,9 +155,7 @@ def make_phases(
     return Phases(prefill, decode, grow)
 
 
-def _make_step(
-    models: Sequence[Model], params: Sequence[Params], sentences: Sentences
-) -> search.Step:
+def _step(models: Sequence[Model], params: Sequence[Params], sentences: Sentences) -> search.Step:
     """Returns the step of the models; that among candidates is the step of smaller models."""
     candidates, allowed = sentences.candidates, sentences.allowed
     if candidates is None or allowed is None:

@@ -61,11 +61,9 @@ class TrainedModel:
         self.config, self.tokenizers, self.mesh = config, tokenizers, mesh
         self.params = shard_tree(params, mesh)
         self._others = tuple(shard_tree(member.params, mesh) for member in others)
-        kernel = shard_kernel("auto", mesh)
-        self.models: tuple[Model, ...] = tuple(
-            make_model(model, *sizes, kernel, meshes.constrain_to(mesh))
-            for model in (config.model, *(member.config for member in others))
-        )
+        options = shard_kernel("auto", mesh), meshes.constrain_to(mesh)
+        configs = config.model, *(member.config for member in others)
+        self.models: tuple[Model, ...] = tuple(make_model(c, *sizes, *options) for c in configs)
 
     @classmethod
     def load(
@@ -178,7 +176,5 @@ def _require_same_ids(first: Run, other: Run) -> None:
     for side in ("source", "target"):
         digests = {getattr(loaded.tokenizers, side).digest for loaded in (first, other)}
         if len(digests) > 1:
-            raise UserError(
-                f"run {other.folder}: its {side} vocabulary is not that of {first.folder}; the "
-                "runs of an ensemble must share their tokenizers"
-            )
+            wanted = f"{first.folder}; the runs of an ensemble must share their tokenizers"
+            raise UserError(f"run {other.folder}: its {side} vocabulary is not that of {wanted}")

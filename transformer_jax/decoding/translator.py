@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, overload
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.decoding import exported
@@ -44,6 +44,9 @@ WINDOW = 4096
 
 CANDIDATES = tuple(512 * factor for factor in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64))
 """Numbers of candidates of a batch, each of which is a compiled program."""
+
+Done = Callable[[int], None]
+"""Called again and again with the number of lines that have been translated since."""
 
 Shortlist = Callable[[Sequence[int]], Int[np.ndarray, " C"]]
 """The ids of a source -> the target ids of which its translation may consist."""
@@ -177,7 +180,7 @@ class Translator(TrainedModel):
         phrases: Iterable[Sequence[str]] | None = None,
         *,
         first: int = 1,
-        done: Callable[[int], None] = lambda count: None,
+        done: Done = lambda count: None,
     ) -> Iterator[Translation]:
         """Yields the translations of `lines` in order, reading up to `WINDOW` lines at a time.
 
@@ -210,7 +213,7 @@ class Translator(TrainedModel):
         phrases: Sequence[Sequence[str]] | None = None,
         *,
         first: int = 1,
-        done: Callable[[int], None] = lambda count: None,
+        done: Done = lambda count: None,
     ) -> list[Translation]:
         """Returns the translations of one window of lines, as `stream` yields them.
 
@@ -248,9 +251,7 @@ class Translator(TrainedModel):
         parts = split(line, lambda text: len(encode(text)) < limit)
         return [part for part in parts if part.strip()] or [line]
 
-    def _search(
-        self, requests: Sequence[_Request], done: Callable[[int], None]
-    ) -> list[list[Hypothesis]]:
+    def _search(self, requests: Sequence[_Request], done: Done) -> list[list[Hypothesis]]:
         """Returns the hypotheses of each line of a window."""
         results = [[Hypothesis("", (), 0.0, 0.0)]] * len(requests)
         decode = self.config.decode
@@ -271,7 +272,7 @@ class Translator(TrainedModel):
             here, found = found.keys(), _of_all_processes(found, decode.n_best)
             done(sum(requests[index].lines for index in found.keys() - here))
         for index, row in found.items():
-            results[index] = self._hypotheses(*row)
+            results[index] = self._hypotheses(row)
         self.compiling += max(loop.compiling for loop in loops)
         return results
 
@@ -297,7 +298,7 @@ class Translator(TrainedModel):
         searcher: _Searcher,
         batches: Sequence[tuple[tuple[int, int], list[int]]],
         requests: Sequence[_Request],
-        done: Callable[[int], None],
+        done: Done,
     ) -> Loop:
         """Returns the search of batches, which are shapes and indices of the requests in them."""
 
@@ -372,15 +373,10 @@ class Translator(TrainedModel):
         candidates = np.pad(union, (0, size - len(union)))
         return lines._replace(candidates=candidates, allowed=allowed), requests
 
-    def _hypotheses(
-        self,
-        ids: Int[np.ndarray, "K T"],
-        scores: Float[np.ndarray, " K"],
-        log_probs: Float[np.ndarray, " K"],
-    ) -> list[Hypothesis]:
+    def _hypotheses(self, found: Row) -> list[Hypothesis]:
         """Returns the hypotheses of one sentence, without those that the search left empty."""
         hypotheses: list[Hypothesis] = []
-        for row, *numbers in zip(ids.tolist(), scores.tolist(), log_probs.tolist(), strict=True):
+        for row, *numbers in zip(*(array.tolist() for array in found), strict=True):
             if hypotheses and numbers[0] == -np.inf:
                 break
             end = row.index(EOS) + 1 if EOS in row else len(row)
@@ -393,16 +389,10 @@ class Translator(TrainedModel):
         self, scorer: Scorer, requests: Sequence[_Request], results: Sequence[Sequence[Hypothesis]]
     ) -> list[list[Hypothesis]]:
         """Returns the hypotheses with the attention of a pass over their ids."""
-        pairs = [
-            (request.source, each.ids)
-            for request, hypotheses in zip(requests, results, strict=True)
-            for each in hypotheses
-        ]
+        rows = zip(requests, results, strict=True)
+        pairs = [(request.source, h.ids) for request, row in rows for h in row]
         scores = iter(scorer.of_ids(pairs, self.all_params))
-        return [
-            [each._replace(attention=next(scores).attention) for each in hypotheses]
-            for hypotheses in results
-        ]
+        return [[h._replace(attention=next(scores).attention) for h in row] for row in results]
 
     def _use_phases(self) -> None:
         """Makes the programs of the search, which are compiled when they are first called."""
@@ -457,10 +447,8 @@ class Translator(TrainedModel):
         most = greatest_length(self.models, decode, len(source)) if source else 0
         for what, count in (("prefix has", len(request.prefix)), ("phrases have", held)):
             if count and count >= most:
-                raise UserError(
-                    f"line {number}: its {what} {count} tokens; must be below the greatest length "
-                    f"of its output, {most}"
-                )
+                wanted = f"below the greatest length of its output, {most}"
+                raise UserError(f"line {number}: its {what} {count} tokens; must be {wanted}")
         want = f"at least {held + 1}, one more than the tokens of its phrases"
         with about(f"line {number}"):
             decode.require(not held or decode.beam > held, "beam", want)

@@ -19,7 +19,5 @@ def require_fields(config: ModelConfig, toolkit: str, supported: Mapping[str, An
             continue
         if isinstance(value, AttentionConfig):
             name, value, values = f"{name}.kind", value.kind, ("soft",)
-        raise UserError(
-            f"model.{name}={value!r}: {toolkit} cannot express it; it must be "
-            f"{' or '.join(map(str, values))}"
-        )
+        wanted = " or ".join(map(str, values))
+        raise UserError(f"model.{name}={value!r}: {toolkit} cannot express it; it must be {wanted}")

@@ -62,14 +62,8 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 first is that of models that do not name the option."""
 
 _SEARCH = (
-    "num_beams",
-    "length_penalty",
-    "early_stopping",
-    "min_length",
-    "max_length",
-    "no_repeat_ngram_size",
-    "bad_words_ids",
-    "forced_eos_token_id",
+    *("num_beams", "length_penalty", "early_stopping", "min_length", "max_length"),
+    *("no_repeat_ngram_size", "bad_words_ids", "forced_eos_token_id"),
 )
 """Options of the search, of which those that have a file of their own are complete."""
 
@@ -122,13 +116,13 @@ def load(folder: Path) -> Imported:
         # In older files, tokens are objects with a content.
         tokens = {k: v.get("content") if isinstance(v, dict) else v for k, v in tokens.items()}
         separate = with_defaults(tokens, _SUPPORTED_TOKENS)["separate_vocabs"]
-        vocabularies = _read_vocabularies(folder, digests, separate=separate)
+        vocabularies = _read_vocabularies(folder, digests, separate)
         tokenizers = Tokenizers(*(each.tokenizer for each in vocabularies))
         arrays = _read_arrays(folder / WEIGHTS, digests, options)
         with about("config.json or generation_config.json", TypeError, ValueError):
             model = _config(options, arrays, tokenizers.target)
             impossible, search = _impossible(options), _search(options, tokenizers.target)
-        arrays = _with_our_rows(arrays, model, vocabularies, impossible)
+        arrays = _with_our_rows(arrays, vocabularies, impossible)
         like = abstract_params(model, *tokenizers.sizes)
         params = params_from_arrays(arrays, like, lambda path: their_name(path, model))
         return Imported(model, search, tokenizers, params, digests)
@@ -175,9 +169,7 @@ def _require_safetensors(folder: Path) -> None:
     raise UserError(f"{folder / WEIGHTS}: no such file{way}")
 
 
-def _read_vocabularies(
-    folder: Path, digests: dict[str, str], *, separate: bool
-) -> list[Vocabulary]:
+def _read_vocabularies(folder: Path, digests: dict[str, str], separate: bool) -> list[Vocabulary]:
     """Returns those of source and target. UserError: a file is missing or damaged."""
     source, target = (read_file(folder / f"{side}.spm", digests) for side in ("source", "target"))
     apart = {"vocab.json": {"source": source}, "target_vocab.json": {"target": target}}
@@ -189,9 +181,7 @@ def _read_vocabularies(
     return vocabularies
 
 
-def _read_arrays(
-    path: Path, digests: dict[str, str], options: Mapping[str, Any]
-) -> dict[str, np.ndarray]:
+def _read_arrays(path: Path, digests: dict[str, str], options: _Options) -> dict[str, np.ndarray]:
     """Returns the arrays in float32, one for those that are the same.
 
     UserError: the file is damaged, an array is no number or no float, or arrays differ that the
@@ -217,17 +207,13 @@ def _read_arrays(
         first, *others = [name for name in same if name in arrays] or same
         for name in others:
             if not np.array_equal(arrays.pop(name, arrays[first]), arrays[first]):
-                raise UserError(
-                    f"{name}: differs from {first}, with which it is tied; such models of OPUS-MT "
-                    "were converted wrongly; take another one"
-                )
+                way = "such models of OPUS-MT were converted wrongly; take another one"
+                raise UserError(f"{name}: differs from {first}, with which it is tied; {way}")
         arrays |= {same[0]: arrays.pop(first)} if first in arrays else {}
     return arrays
 
 
-def _config(
-    options: Mapping[str, Any], arrays: Mapping[str, np.ndarray], target: Tokenizer
-) -> ModelConfig:
+def _config(options: _Options, arrays: Mapping[str, np.ndarray], target: Tokenizer) -> ModelConfig:
     """Returns the model. UserError: a part of it has no counterpart here."""
     for name in ("attention_heads", "ffn_dim"):
         sides = [f"{side}_{name}" for side in ("encoder", "decoder")]
@@ -314,10 +300,7 @@ def _search(options: Mapping[str, Any], target: Tokenizer) -> DecodeConfig:
 
 
 def _with_our_rows(
-    arrays: Mapping[str, np.ndarray],
-    config: ModelConfig,
-    vocabularies: Sequence[Vocabulary],
-    impossible: Sequence[int],
+    arrays: Mapping[str, np.ndarray], vocabularies: Sequence[Vocabulary], impossible: Sequence[int]
 ) -> dict[str, np.ndarray]:
     """Returns the arrays with rows for our ids. UserError: as `Vocabulary.rows`."""
     source, target = vocabularies

@@ -29,11 +29,9 @@ class Shortlist:
         first, offsets, ids = _read(path, read_file(Path(path), self.digests))
         size = len(offsets) - 1
         if size != source.max() + 1 or max(ids.max(initial=0), first - 1) > target.max():
-            raise UserError(
-                f"{path}: is of other vocabularies: it has lists of {size:,} source ids with target"
-                f" ids up to {ids.max(initial=0):,}; the run has {source.max() + 1:,} and"
-                f" {target.max() + 1:,} ids"
-            )
+            theirs = f"lists of {size:,} source ids with target ids up to {ids.max(initial=0):,}"
+            own = f"{source.max() + 1:,} and {target.max() + 1:,} ids"
+            raise UserError(f"{path}: is of other vocabularies: it has {theirs}; the run has {own}")
         ours = tokenizers.target.our_ids
         lists = np.split(ours[ids], offsets[1:-1])
         none = np.zeros(0, np.int32)
@@ -53,10 +51,8 @@ def _read(path: str | Path, data: bytes) -> tuple[int, np.ndarray, np.ndarray]:
         raise UserError(f"{path}: is no shortlist of Marian (lex.*.bin)")
     _, checksum, first, _, offset_count, id_count = _HEADER.unpack_from(data)
     if len(data) != _HEADER.size + 8 * offset_count + 4 * id_count:
-        raise UserError(
-            f"{path}: claims {offset_count:,} offsets and {id_count:,} ids, which {len(data):,} "
-            "bytes do not hold; it is cut or damaged"
-        )
+        fault = f"which {len(data):,} bytes do not hold; it is cut or damaged"
+        raise UserError(f"{path}: claims {offset_count:,} offsets and {id_count:,} ids, {fault}")
     offsets = np.frombuffer(data, "<u8", offset_count, _HEADER.size).astype(np.int64)
     ids = np.frombuffer(data, "<u4", id_count, _HEADER.size + offsets.nbytes)
     in_order = offset_count > 1 and offsets[0] == 0 and offsets[-1] == id_count

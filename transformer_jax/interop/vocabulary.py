@@ -76,21 +76,22 @@ def numbered(models: Mapping[str, bytes], ids: Any) -> list[Vocabulary]:
     languages = {f"▁{name}" for name in names if LANGUAGE.fullmatch(name)}
     for model in models.values():
         Tokenizer(model)  # checks it
-        names |= dict.fromkeys(
-            each.piece
-            for each in parse(model).pieces
-            if each.type not in (_UNKNOWN, _CONTROL) and each.piece not in languages
-        )
+        names |= dict.fromkeys(name for name in _own_pieces(parse(model)) if name not in languages)
     return [
         Vocabulary(_with_pieces(model, [*names], len(ids) if side == "target" else None), len(ids))
         for side, model in models.items()
     ]
 
 
+def _own_pieces(proto: Any) -> dict[str, Any]:
+    """Returns the pieces of a model by their text, without its special symbols."""
+    return {each.piece: each for each in proto.pieces if each.type not in (_UNKNOWN, _CONTROL)}
+
+
 def _with_pieces(model: bytes, names: Sequence[str], used: int | None) -> Tokenizer:
     """Returns the tokenizer of a model with these pieces, of which it uses the first ones."""
     proto = parse(model)
-    old = {each.piece: each for each in proto.pieces if each.type not in (_UNKNOWN, _CONTROL)}
+    old = _own_pieces(proto)
     # So low that BPE merges nothing into such a piece before all merges of its own.
     lowest = min(each.score for each in old.values()) - 1
     unused = lowest if proto.trainer_spec.model_type == _BPE else 0.0

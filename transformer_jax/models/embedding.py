@@ -38,13 +38,11 @@ class Embedding(nn.Module):
         if self.shards > 1:
             copies = jnp.broadcast_to(self.embedding, (self.shards, *embedding.shape))
             self.copies = self.constrain(copies, ("batch", "vocabulary", None))
+        # Other positions than these are applied in self-attention, or not at all.
+        self.table = position_table(config) if config.positions == "sinusoidal" else None
         if config.positions == "learned":
             shape = (config.max_length, width)
             self.table = self.param("positions", nn.initializers.normal(0.02), shape)
-        elif config.positions == "sinusoidal":
-            self.table = position_table(config)
-        else:
-            self.table = None  # positions are applied in self-attention, or not at all
 
     def __call__(
         self, ids: Int[Array, "B T"], positions: Int[Array, "#B T"] | None, rng: Key | None

@@ -74,9 +74,7 @@ class EncoderLayer(_Layer):
         self.self_attention_norm = layer_norm(self.config)
         self._set_up_ffn()
 
-    def __call__(
-        self, x: Hidden, context: Context, rng: Key | None = None
-    ) -> tuple[Hidden, Auxiliary]:
+    def __call__(self, x: Hidden, context: Context, rng: Key | None) -> tuple[Hidden, Auxiliary]:
         """Returns the output and the auxiliary values of both sub-layers."""
         rngs = split_rng(rng, 4)
 
@@ -150,20 +148,18 @@ class _Stack(nn.Module):
     remat: str = "none"
 
     def _set_up(self, layer: type[_Layer], depth: int) -> None:
+        config = self.config
         # The backward pass recomputes all but the inputs of layers, or the results of matmuls, too.
         policies = {"layers": None, "matmuls": jax.checkpoint_policies.dots_saveable}
         with _MAKING_CLASSES:
             if self.remat != "none":
                 layer = nn.remat(layer, policy=policies[self.remat])
             layer = nn.jit(layer)
-        self.layers = [
-            layer(self.config.of_layer(i), self.kernel, self.constrain) for i in range(depth)
-        ]
-        if self.config.norm == "pre":
-            self.norm = layer_norm(self.config)
-        if self.config.positions == "relative":
-            both_sides = isinstance(self, Encoder)
-            self.bias = RelativeBias(self.config.heads, both_sides=both_sides)
+        self.layers = [layer(config.of_layer(i), self.kernel, self.constrain) for i in range(depth)]
+        if config.norm == "pre":
+            self.norm = layer_norm(config)
+        if config.positions == "relative":
+            self.bias = RelativeBias(config.heads, both_sides=isinstance(self, Encoder))
 
     def _context(
         self, mask: Mask, queries: Size, keys: Size, index: Int[Array, ""] | None = None
@@ -252,20 +248,16 @@ class Decoder(_Stack):
             latest = jnp.broadcast_to(jnp.arange(beams)[None], slots.shape[:2])
             slots = jax.lax.dynamic_update_index_in_dim(slots, latest, index, axis=2)
             visible = slots[..., None] == jnp.arange(beams)[None, None, None]
-            mask = replace(
-                mask,
-                key_positions=jnp.repeat(jnp.arange(length), beams)[None],
-                visible=visible.reshape(*slots.shape[:2], -1),
-            )
+            visible = visible.reshape(*slots.shape[:2], -1)
+            key_positions = jnp.repeat(jnp.arange(length), beams)[None]
+            mask = replace(mask, key_positions=key_positions, visible=visible)
         context = self._context(mask, beams, length * beams, index)
-        cross_mask = Mask(
-            query_positions=positions, key_segments=state.source_segments, aligned=False
-        )
+        cross = Mask(query_positions=positions, key_segments=state.source_segments, aligned=False)
         states, auxiliary = [], no_auxiliary()
         for i, layer in enumerate(self.layers):
             keys_values = state.cross_attention[i].read()
             x, layer_state, of_layer = layer(
-                x, context, keys_values, Context(cross_mask), None, state.self_layers[i]
+                x, context, keys_values, Context(cross), None, state.self_layers[i]
             )
             states.append(layer_state)
             auxiliary |= of_layer.within(str(i))

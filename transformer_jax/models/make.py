@@ -61,7 +61,7 @@ def abstract_params(config: ModelConfig, source_vocabulary: int, target_vocabula
     """
     check_model(config)
     params = abstract_model(config, source_vocabulary, target_vocabulary)[1]
-    return quantize(params) if config.weights == "int8" else params
+    return jax.eval_shape(quantize, params) if config.weights == "int8" else params
 
 
 def count_parameters(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> int:
@@ -84,19 +84,17 @@ def check_model(config: ModelConfig, kernel: AnyKernel = "auto") -> None:
 
 def check_packing(config: ModelConfig) -> None:
     """Checks that the model can be trained on packed rows. UserError: it cannot."""
-    refused = "data.packing=True: must be false where"
+    refused = "data.packing=True: must be false where model."
     if config.labels is not None:
-        raise UserError(
-            f"{refused} model.labels={config.labels}: a classifier's targets are not packed"
-        )
+        raise UserError(f"{refused}labels={config.labels}: a classifier's targets are not packed")
     layer = config.self_layer
     if not find_self_layer(layer).packing:
-        raise UserError(f"{refused} model.self_layer={layer!r}, which does not support it")
+        raise UserError(f"{refused}self_layer={layer!r}, which does not support it")
     for role in ROLES:
         kind = getattr(config, role).kind
         if not find_kind(role, kind).packing:
             reason = "whose reward assumes one sentence per row"
-            raise UserError(f"{refused} model.{role}.kind={kind!r}, {reason}")
+            raise UserError(f"{refused}{role}.kind={kind!r}, {reason}")
 
 
 def _check_attention(config: ModelConfig, role: str, kind: Kind) -> None:

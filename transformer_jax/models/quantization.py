@@ -1,7 +1,6 @@
 """Parameters as 8-bit integers, with a scale for each output channel."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ from transformer_jax.models.parameter_paths import input_dimensions, map_with_pa
 from transformer_jax.types import HostOrDeviceArray, Params, map_nodes
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["values", "scales"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Quantized:
     """An array that is `values` times `scales`."""
@@ -24,7 +23,7 @@ def quantize(params: Params) -> Params:
     """Returns the parameters with `Quantized` matrices of matmuls, embeddings among them.
 
     Each is rounded to the nearest of 255 values; the largest of a channel is exact. A channel is an
-    output of a projection, or the embedding of an id. Shapes and types may be in place of arrays.
+    output of a projection, or the embedding of an id.
     """
     return map_with_paths(_quantize, params)
 
@@ -37,10 +36,6 @@ def dequantize(params: Params) -> Params:
 def _quantize(path: str, array: Any) -> Any:
     if (inputs := input_dimensions(path, array.ndim)) is None:
         return array
-    if isinstance(array, jax.ShapeDtypeStruct):
-        channels = tuple(1 if i in inputs else size for i, size in enumerate(array.shape))
-        scales = jax.ShapeDtypeStruct(channels, jnp.float32)
-        return Quantized(jax.ShapeDtypeStruct(array.shape, jnp.int8), scales)
     largest = jnp.max(jnp.abs(array), axis=inputs, keepdims=True)
     scales = jnp.where(largest > 0, largest / 127, 1.0)
     return Quantized(jnp.round(array / scales).astype(jnp.int8), scales)

@@ -109,15 +109,13 @@ class Transformer(Model):
     def __call__(self, batch: Batch, rng: Key | None = None) -> ModelOutput:
         """Returns the logits at every target position, with teacher forcing."""
         encoder_rng, decoder_rng = split_rng(rng, 2)
-        memory, encoder = self.encode(
-            batch.source, batch.source_segments, batch.source_positions, rng=encoder_rng
-        )
+        source = batch.source_segments, batch.source_positions
+        memory, encoder = self.encode(batch.source, *source, rng=encoder_rng)
         if batch.target_segments is None:
             mask, cross_mask = Mask(causal=True), padding_mask(batch.source)
         else:
             target = batch.target_segments, batch.target_positions
             mask = Mask(*target, *target, causal=True)
-            source = batch.source_segments, batch.source_positions
             cross_mask = Mask(*target, *source, aligned=False)
         embedding_rng, layers_rng = split_rng(decoder_rng, 2)
         x = self.target_embedding(batch.target_in, batch.target_positions, embedding_rng)

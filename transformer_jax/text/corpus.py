@@ -55,10 +55,8 @@ class Corpus:
         """The SHA-256 of the text as it is now; compression makes no difference to it."""
         if self.kind == "built-in":
             return files.text_digest(self._location[1][0])
-        total = hashlib.sha256()
-        for _, digest in self.file_digests:
-            total.update(bytes.fromhex(digest))
-        return total.hexdigest()
+        digests = b"".join(bytes.fromhex(digest) for _, digest in self.file_digests)
+        return hashlib.sha256(digests).hexdigest()
 
     @cached_property
     def file_digests(self) -> list[tuple[str, str]]:
@@ -103,18 +101,14 @@ class Corpora(NamedTuple):
 
     def digests(self) -> dict[str, dict[str, str]]:
         """Returns the digest of each corpus by its name, for "train" and for "dev"."""
-        return {
-            part: {corpus.name: corpus.digest for corpus in corpora}
-            for part, corpora in self._asdict().items()
-        }
+        parts = self._asdict().items()
+        return {part: {each.name: each.digest for each in corpora} for part, corpora in parts}
 
     def file_digests(self) -> dict[str, str]:
         """Returns the digest of each file by its path, and of each built-in corpus by its name."""
-        return dict(
-            pair
-            for corpus in chain.from_iterable(self)
-            for pair in corpus.file_digests or [(corpus.name, corpus.digest)]
-        )
+        every = chain.from_iterable(self)
+        digests = (each.file_digests or [(each.name, each.digest)] for each in every)
+        return dict(chain.from_iterable(digests))
 
 
 def _locate(name: str, split: str) -> tuple[str, tuple[str, ...]]:

@@ -18,10 +18,8 @@ class Spelling(NamedTuple):
     dropped: int  # number of pieces that only the old one has
 
     def __str__(self) -> str:
-        return (
-            f"{self.taken:,} pieces taken, {len(self.ids) - self.taken:,} made from others, "
-            f"{self.dropped:,} dropped"
-        )
+        made = len(self.ids) - self.taken
+        return f"{self.taken:,} pieces taken, {made:,} made from others, {self.dropped:,} dropped"
 
 
 def spell(new: Tokenizer, old: Tokenizer) -> Spelling:

@@ -117,11 +117,8 @@ class Sampler:
         """
         parts = list(word)
         before, after = list(range(-1, len(word) - 1)), list(range(1, len(word) + 1))
-        candidates = [
-            (self._costs[both], i, 2)
-            for i, both in enumerate(map(add, parts, parts[1:]))
-            if both in self._costs
-        ]
+        pairs = enumerate(map(add, parts, parts[1:]))
+        candidates = [(self._costs[both], i, 2) for i, both in pairs if both in self._costs]
         heapify(candidates)
         gap, merges = next(gaps), 0
         while candidates:

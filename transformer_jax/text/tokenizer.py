@@ -330,10 +330,8 @@ def _user_error(error: RuntimeError, config: TokenizerConfig) -> UserError:
     }
     for which, match in bounds.items():
         if match:
-            return UserError(
-                f"tokenizer.vocabulary={config.vocabulary}: must be {which} {match[1]}"
-                f" for this text and tokenizer.kind={config.kind}"
-            )
+            wanted = f"{which} {match[1]} for this text and tokenizer.kind={config.kind}"
+            return UserError(f"tokenizer.vocabulary={config.vocabulary}: must be {wanted}")
     return UserError(f"tokenizer: SentencePiece failed: {error}")
 
 
@@ -345,10 +343,8 @@ def _valid(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(
-            f"text {text!r}: lone surrogate U+{ord(text[error.start]):04X} at character"
-            f" {error.start + 1}; must be Unicode text"
-        ) from error
+        found = f"U+{ord(text[error.start]):04X} at character {error.start + 1}"
+        raise UserError(f"text {text!r}: lone surrogate {found}; must be Unicode text") from error
     return text.replace("\0", "")
 
 

@@ -16,10 +16,8 @@ import ctranslate2
 import sentencepiece
 
 folder = Path(__file__).parent
-source, target = (
-    sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{side}.model"))
-    for side in ("source", "target")
-)
+models = [str(folder / f"{side}.model") for side in ("source", "target")]
+source, target = (sentencepiece.SentencePieceProcessor(model_file=model) for model in models)
 translator = ctranslate2.Translator(str(folder), compute_type="float32")
 search = json.loads((folder / "search.json").read_text("utf-8"))
 ratio, longest = search.pop("max_ratio"), search.pop("max_length")

@@ -21,10 +21,8 @@ from jax import export
 
 PAD, BOS, EOS, UNK = range(4)
 folder = Path(__file__).parent
-source, target = (
-    sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{side}.model"))
-    for side in ("source", "target")
-)
+models = [str(folder / f"{side}.model") for side in ("source", "target")]
+source, target = (sentencepiece.SentencePieceProcessor(model_file=model) for model in models)
 
 
 def pieces(side: sentencepiece.SentencePieceProcessor) -> list[int]:
