@@ -12,6 +12,8 @@ INSTALLED := .venv/.installed
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
+# From a clean kernel, in the folder of the notebook.
+EXECUTE := .venv/bin/jupyter-execute --timeout=1200 --kernel_name=python3 --output='../build/notebooks/{notebook_name}'
 MATHJAX := mathjax@3.2.2
 MEASUREMENTS := attention costs decode devices faults interop million_lines minimum_risk model real_sizes remat scaling \
   train_speed windows
@@ -147,11 +149,13 @@ pictures: $(INSTALLED)
 	$(MAKE) readme
 
 notebooks: $(INSTALLED)
-	$(PY) -m tools.notebooks $(NOTEBOOKS)
+	mkdir -p build/notebooks
+	$(EXECUTE) $(NOTEBOOKS)
 
 # Notebooks that have changed since they were executed.
 build/notebooks/%.ipynb: notebooks/%.ipynb | $(INSTALLED)
-	$(PY) -m tools.notebooks $<
+	mkdir -p $(@D)
+	$(EXECUTE) $<
 
 build/mathjax/tex-svg.js:
 	@command -v npm >/dev/null || { echo "make docs: needs npm, which fetches MathJax" >&2; exit 1; }

@@ -44,8 +44,13 @@ Log = pytest.LogCaptureFixture
 Patch = pytest.MonkeyPatch
 """Types of pytest's fixtures, so that signatures are short."""
 
-ONE_DEVICE = {"XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")}
-"""Environment of processes that have one device each, and compile as the tests do."""
+
+def on_devices(count: int) -> dict[str, str]:
+    """Environment of processes that have so many devices each, and compile as the tests do."""
+    return {"XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={count}")}
+
+
+ONE_DEVICE = on_devices(1)
 
 VOCABULARY = 11
 LENGTHS = [(7, 6), (3, 2), (1, 4), (5, 1)]
@@ -228,14 +233,8 @@ def sentence_weights(
     return SentenceWeights(source, ["<s>", *target[:-1]], target, of_layers)
 
 
-WORDS = {
-    "red": "rot",
-    "green": "grün",
-    "blue": "blau",
-    "small": "klein",
-    "old": "alt",
-    "new": "neu",
-}
+WORDS = {"red": "rot", "green": "grün", "blue": "blau"}
+WORDS |= {"small": "klein", "old": "alt", "new": "neu"}
 
 
 def write_pairs(folder: Path, name: str, count: int, seed: int) -> str:

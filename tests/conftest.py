@@ -37,10 +37,8 @@ from jaxtyping import install_import_hook
 gc.set_threshold(50_000, 20, 20)
 
 # Before anything imports the package. Text has no arrays, and its many small calls take seconds.
-CHECKED = [path.stem for path in (Path(__file__).parents[1] / "transformer_jax").iterdir()]
-install_import_hook(
-    [f"transformer_jax.{name}" for name in CHECKED if name != "text"], "beartype.beartype"
-)
+CHECKED = {p.stem for p in (Path(__file__).parents[1] / "transformer_jax").iterdir()} - {"text"}
+install_import_hook([f"transformer_jax.{name}" for name in CHECKED], "beartype.beartype")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -108,6 +106,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, bucket: Bucket) -> Any
 
     bucket.objects.clear()
     return tmp_path if request.param == "disk" else find_path("gs://bucket/runs/place")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

@@ -98,11 +98,8 @@ class Oracle:
     def attend(self, prefix: str, x: np.ndarray, memory: np.ndarray | None = None) -> np.ndarray:
         """Attends to the memory, or to x itself, causally in the decoder."""
         y = self.before(x, f"{prefix}_Wo")
-        inputs = {
-            "q": y,
-            "k": y if memory is None else memory,
-            "v": y if memory is None else memory,
-        }
+        keys = y if memory is None else memory
+        inputs = {"q": y, "k": keys, "v": keys}
         q, k, v = (
             self.dense(value, prefix, name).reshape(len(value), self.heads, -1).swapaxes(0, 1)
             for name, value in inputs.items()

@@ -18,9 +18,7 @@ def program(*arguments: str, flags: str = "") -> str:
     """The output of a command, run as users run it, with XLA_FLAGS."""
     environment = os.environ | {"XLA_FLAGS": flags}
     command = [sys.executable, "-m", "transformer_jax.cli.main", *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

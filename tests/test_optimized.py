@@ -14,9 +14,7 @@ TESTS = Path(__file__).parent
 def test_marked_tests_pass_as_users_compile() -> None:
     """Kernels' tolerances, a step of training, resuming and decoding."""
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    files = [
-        path for path in TESTS.glob("*/test_*.py") if "mark.optimized" in path.read_text("utf-8")
-    ]
+    files = [p for p in TESTS.glob("*/test_*.py") if "mark.optimized" in p.read_text("utf-8")]
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-m", "optimized and not long and not slow", *files],
         env=os.environ | flags,

@@ -13,10 +13,8 @@ EVALUATIONS = [{"step": s, "loss": 5 - s / 10, "bleu": float(s)} for s in (10, 2
 
 def points(axes: Axes) -> dict[str, list[tuple[float, float]]]:
     """The points of each line by its name."""
-    return {
-        str(line.get_label()): [tuple(each) for each in np.asarray(line.get_xydata()).tolist()]
-        for line in axes.lines
-    }
+    lines = {str(line.get_label()): np.asarray(line.get_xydata()).tolist() for line in axes.lines}
+    return {name: [*map(tuple, values)] for name, values in lines.items()}
 
 
 def texts(axes: Axes) -> list[str]:
@@ -118,8 +116,6 @@ def test_names_and_tokens_are_shown_as_they_are(tmp_path: Path, name: str) -> No
     plot.save(figure, tmp_path / "a.svg")
     legend = figure.axes[0].get_legend()
     assert legend is not None
-    assert [text.get_text().replace("\\$", "$").strip() for text in legend.get_texts()] == [
-        name,
-        "other",
-    ]
+    shown = [text.get_text().replace("\\$", "$").strip() for text in legend.get_texts()]
+    assert shown == [name, "other"]
     plot.save(plot.attention_map(np.eye(2), [name, "b"], ["a", name]), tmp_path / "b.svg")

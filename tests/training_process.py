@@ -1,10 +1,10 @@
 """Comparisons of runs that were stopped with one that was not."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import jax
+from common import on_devices
 
 from tools.common import config_file
 from tools.damage import array_digests
@@ -24,9 +24,8 @@ def reference(config: Config, whole: run.Run, folder: Path, *options: str) -> Re
 
 def two_processes(config: Config, folder: Path) -> Reference:
     """A run of two processes of two devices, not trained yet, and how others like it are."""
-    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=2")
     path = config_file(config, folder / "config.py")
-    return Reference(folder / "whole", path, ("--processes=2",), {"XLA_FLAGS": flags})
+    return Reference(folder / "whole", path, ("--processes=2",), on_devices(2))
 
 
 def assert_same(made: run.Run, whole: run.Run) -> None:

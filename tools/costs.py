@@ -8,14 +8,12 @@ corpus is loaded in a process of its own.
 """
 
 import itertools
-import re
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
-from dataclasses import replace
 from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,9 +24,10 @@ import numpy as np
 from jaxtyping import Int, Int32
 
 from configs.quickstart import get_config
+from tools.common import memory_mib
 from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.benchmark import results
-from transformer_jax.config import Config, DataConfig, TokenizerConfig, TrainConfig
+from transformer_jax.config import Config, DataConfig, TokenizerConfig
 from transformer_jax.data.buckets import Lengths
 from transformer_jax.data.dataset import Examples, Report, tokenize
 from transformer_jax.data.loader import CHUNK, Loaded, Loader
@@ -115,11 +114,11 @@ def measure(corpus: int | Path) -> dict[str, Any]:
     """
     on_disk = isinstance(corpus, Path)
     examples = load_text(corpus) if on_disk else compute(corpus)
-    before, stop, peaks = private_mib(), threading.Event(), [0.0]
+    before, stop, peaks = memory_mib("RssAnon"), threading.Event(), [0.0]
 
     def watch() -> None:
         while not stop.wait(0.002):
-            peaks.append(private_mib() - before)
+            peaks.append(memory_mib("RssAnon") - before)
 
     threading.Thread(target=watch, daemon=True).start()
     middle = Loader(examples, CONFIG).chunks // 2 << 20
@@ -136,12 +135,6 @@ def measure(corpus: int | Path) -> dict[str, Any]:
         "middle_s": sum(middle_s),
         "resumed": all(map(_same, whole[10:], again)),
     }
-
-
-def private_mib() -> float:
-    """Returns the memory of this process without the pages of files."""
-    status = Path("/proc/self/status").read_text("utf-8")
-    return int(re.findall(r"RssAnon:\s+(\d+) kB", status)[0]) / 1024
 
 
 def load(examples: Examples, position: int, count: int) -> tuple[float, float, list[Loaded]]:
@@ -164,11 +157,10 @@ def save_stall(folder: Path, turns: int, steps: int = 12) -> dict[str, float]:
     """Trains the quickstart in turns of `steps` without a save and as many after one. Returns the
     median of what a save adds to the steps after it, in milliseconds, and the most that digests can
     add to that, as a share of it."""
-    config, ends, digests = get_config(), list[float](), list[float]()
-    config = replace(
-        config,
-        data=replace(config.data, dev=(), shapes=1, cache=str(folder / "cache")),
-        train=TrainConfig(steps=2 * steps * (turns + 1), save_every=2 * steps, log_every=steps),
+    ends, digests = list[float](), list[float]()
+    config = get_config().changed(
+        data={"dev": (), "shapes": 1, "cache": str(folder / "cache")},
+        train={"steps": 2 * steps * (turns + 1), "save_every": 2 * steps, "log_every": steps},
     )
     write = manifest.write
 

@@ -7,13 +7,11 @@ sources of test_2016_flickr with given lengths, and RUN translates them: a run w
 by default that of `make multi30k`. All take turns; peers run in processes of their own.
 """
 
-import argparse
 import itertools
 import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -28,7 +26,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tyro
 
+from tools.common import run_command, spread
 from tools.decode_peers import PEERS, batches
 from tools.studies import MULTI30K
 from transformer_jax import Translator
@@ -122,13 +122,6 @@ def compare(
     return best, time_in_turns({name: partial(seconds, name) for name in best}, TURNS), answers
 
 
-def ratio(ours: Samples, theirs: Samples) -> dict[str, float]:
-    """Returns the quartiles of our speed over theirs, turn by turn."""
-    speed = theirs.over(ours)
-    low, high = speed.quartiles
-    return {"median": speed.median, "low": low, "high": high}
-
-
 def peer_ways(peers: Peers, method: str, beam: int) -> dict[str, Ways]:
     """Returns the ways of each peer: each batch size in the process of each setting."""
     return {
@@ -181,15 +174,13 @@ def given_lengths(
     loop: dict[str, dict[str, Any]] = defaultdict(dict)
     for mode, beam in MODES.items():
         search = random_search(vocabulary, beam)
-        ours = {
-            str(size): partial(timed, search, [lines_of(*each) for each in batches(rows, size)])
-            for size in BATCHES
-        }
+        inputs = {f"{n}": [lines_of(*each) for each in batches(rows, n)] for n in BATCHES}
+        ours = {size: partial(timed, search, each) for size, each in inputs.items()}
         best, seconds, _ = compare({"ours": ours} | peer_ways(peers, "loop", beam))
         loop["best"][mode] = best
         loop["sentences_per_s"][mode] = {n: len(rows) / x.median for n, x in seconds.items()}
         for name in peers:
-            loop[f"ratio_to_{name}"][mode] = ratio(seconds["ours"], seconds[name])
+            loop[f"ratio_to_{name}"][mode] = spread(seconds[name].over(seconds["ours"]))
         print(f"{mode}: {best}, {loop['sentences_per_s'][mode]}", flush=True)
     return loop
 
@@ -213,11 +204,10 @@ def translations(
         real["best"][mode], seconds, outputs = compare(ours | peer_ways(peers, "text", beam))
         real["sentences_per_s"][mode] = {n: len(lines) / x.median for n, x in seconds.items()}
         real["bleu"][mode] = {name: score(x, references)["bleu"] for name, x in outputs.items()}
-        real["same_text"][mode] = {
-            name: statistics.fmean(map(eq, outputs["early"], outputs[name])) for name in peers
-        }
+        same = {n: statistics.fmean(map(eq, outputs["early"], outputs[n])) for n in peers}
+        real["same_text"][mode] = same
         for name in peers:
-            ratios = {stop: ratio(seconds[stop], seconds[name]) for stop in STOPPING}
+            ratios = {stop: spread(seconds[name].over(seconds[stop])) for stop in STOPPING}
             real[f"ratio_to_{name}"][mode] = ratios
         print(f"trained model, {mode}: {real['sentences_per_s'][mode]}", flush=True)
     return real
@@ -252,10 +242,8 @@ def memory(translator: Translator, rows: int, width: int) -> dict[str, int]:
     decode = jax.jit(phases.decode, donate_argnums=1)
     leave_at = jax.ShapeDtypeStruct((), jnp.int32)
     analysis: Any = decode.lower(params, progress, leave_at).compile().memory_analysis()
-    return {
-        "parameters": sum(leaf.nbytes for leaf in jax.tree.leaves(params)),
-        "temporaries": analysis.temp_size_in_bytes,
-    }
+    parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    return {"parameters": parameters, "temporaries": analysis.temp_size_in_bytes}
 
 
 def waits(trained: Run, lines: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -265,12 +253,8 @@ def waits(trained: Run, lines: Sequence[str], folder: Path) -> dict[str, Any]:
     def seconds(beam: int, lines: Sequence[str], cache: str) -> float:
         source = folder / "input.txt"
         source.write_text("".join(f"{line}\n" for line in lines), "utf-8")
-        command = [sys.executable, "-m", "transformer_jax.cli.main", "translate"]
-        command += [f"--run={trained.folder}", f"--input={source}", f"--beam={beam}"]
-        environment = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
-        environment["XDG_CACHE_HOME"] = str(folder / cache)
-        run = partial(subprocess.run, env=environment, check=True, stdout=subprocess.DEVNULL)
-        return timed(run, command)[0]
+        options = f"--run={trained.folder}", f"--input={source}", f"--beam={beam}"
+        return run_command("translate", *options, XDG_CACHE_HOME=str(folder / cache))[1]
 
     waited: dict[str, Any] = {}
     for mode, beam in MODES.items():
@@ -305,9 +289,9 @@ def prepare(trained: Run, lines: Sequence[str], folder: Path) -> list[list[int]]
     return data["ids"]
 
 
-def measure(trained: Run, data: Path, python: str, folder: Path) -> dict[str, Any]:
+def measure(trained: Run, data: str, python: str, folder: Path) -> dict[str, Any]:
     """Returns all results. python: that of the peers. folder: for files that are not kept."""
-    corpora = MULTI30K._replace(folder=str(data))
+    corpora = MULTI30K._replace(folder=data)
     lines, references = corpora.sides(corpora.test)
     rows, vocabulary = prepare(trained, lines, folder), trained.tokenizers.source.size
     with ExitStack() as stack:
@@ -331,13 +315,9 @@ def measure(trained: Run, data: Path, python: str, folder: Path) -> dict[str, An
     return measured | {"model": asdict(MODEL), "trained": asdict(trained.config.model)}
 
 
-def main() -> None:
-    """Reads the options, measures, and writes the file."""
+def main(data: str = MULTI30K.folder, run: Path = RUN) -> None:
+    """Measures, and writes the file."""
     restart_with_allocator()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path(MULTI30K.folder))
-    parser.add_argument("--run", type=Path, default=RUN)
-    data, run = vars(parser.parse_args()).values()
     cache_programs()
     trained = runs.load(run)
     with tempfile.TemporaryDirectory() as folder:
@@ -346,4 +326,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

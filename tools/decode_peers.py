@@ -76,9 +76,8 @@ class CTranslate2:
 class HuggingFace:
     """`generate` of a MarianMTModel with random parameters."""
 
-    def __init__(self, data: dict[str, Any]) -> None:
+    def __init__(self, data: dict[str, Any], device: str = "cpu", dtype: str = "float32") -> None:
         self._torch, transformers = import_module("torch"), import_module("transformers")
-        self._torch.set_num_threads(2)
         self._torch.manual_seed(0)
         self._rows, size = data["ids"], data["model"]
         names = {"layers": "layers", "attention_heads": "heads", "ffn_dim": "d_ff"}
@@ -96,7 +95,8 @@ class HuggingFace:
             scale_embedding=True,
             **sides,
         )
-        self._model = transformers.MarianMTModel(config).eval()
+        model = transformers.MarianMTModel(config).eval()
+        self._model = model.to(device, getattr(self._torch, dtype))
 
     def version(self) -> str:
         """Returns the version of the library."""
@@ -104,18 +104,18 @@ class HuggingFace:
 
     def loop(self, beam: int, batch: int) -> None:
         """Searches for outputs of given lengths."""
+        for rows, length in batches(self._rows, batch):
+            width = len(rows[-1])
+            self.generate([row + [0] * (width - len(row)) for row in rows], beam, length)
+
+    def generate(self, rows: Any, beam: int, length: int) -> None:
+        """Searches for outputs of one length, of rows as long as each other."""
+        ids = self._torch.tensor(rows).long().to(self._model.device)
+        search = {"num_beams": beam, "min_new_tokens": length, "max_new_tokens": length}
         with self._torch.inference_mode():
-            for rows, length in batches(self._rows, batch):
-                width = len(rows[-1])
-                ids = self._torch.tensor([row + [0] * (width - len(row)) for row in rows])
-                self._model.generate(
-                    input_ids=ids,
-                    attention_mask=ids.ne(0).long(),
-                    do_sample=False,
-                    num_beams=beam,
-                    min_new_tokens=length,
-                    max_new_tokens=length,
-                )
+            self._model.generate(ids, attention_mask=ids.ne(0).long(), do_sample=False, **search)
+        if ids.is_cuda:
+            self._torch.cuda.synchronize()
 
 
 PEERS: dict[str, Callable[[dict[str, Any]], Any]] = {

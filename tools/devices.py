@@ -12,13 +12,10 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +23,10 @@ import jax
 import numpy as np
 
 from configs.quickstart import get_config
-from tools.common import config_file
+from tools.common import config_file, run_command
 from tools.processes import Fault, finish, start
 from transformer_jax.benchmark import results
-from transformer_jax.config import (
-    Config,
-    DataConfig,
-    ExecutionConfig,
-    MeshConfig,
-    OptimizerConfig,
-    TokenizerConfig,
-    TrainConfig,
-    to_json,
-)
+from transformer_jax.config import Config, ExecutionConfig, MeshConfig, OptimizerConfig, to_json
 from transformer_jax.parallel.mesh import make_mesh
 from transformer_jax.special_ids import EOS
 from transformer_jax.text.corpus import Corpus
@@ -99,22 +87,19 @@ def make_config() -> Config:
     With ReLU, a hidden unit that is 0 but for rounding may be on in one program and off in another,
     and gradients differ by more.
     """
-    config = get_config()
-    return replace(
-        config,
-        model=replace(config.model, norm="post", activation="gelu"),
-        tokenizer=TokenizerConfig(vocabulary=VOCABULARY),
-        data=DataConfig(train=("grammar",), dev=(), batch_tokens=1024, shapes=2),
-        optimizer=OPTIMIZER,
-        train=TrainConfig(steps=STEPS, save_every=SAVED, log_every=1, evaluate_every=1000),
+    config = get_config().changed(
+        model={"norm": "post", "activation": "gelu"},
+        tokenizer={"vocabulary": VOCABULARY},
+        data={"dev": (), "batch_tokens": 1024, "shapes": 2},
+        train={"steps": STEPS, "save_every": SAVED, "log_every": 1, "evaluate_every": 1000},
     )
+    return replace(config, optimizer=OPTIMIZER)
 
 
 def compare_meshes(config: Config) -> dict[str, Any]:
     """Returns how far losses and gradients on meshes are from those on one device, without dropout,
     before the first step and after warm-up."""
-    model = replace(config.model, dropout=0.0)
-    config = replace(config, model=model, mesh=MeshConfig(data=1))
+    config = config.changed(model={"dropout": 0.0}, mesh={"data": 1})
     one = make_mesh(config.mesh, jax.devices()[:1])
     alone = prepare_step(config, (VOCABULARY, VOCABULARY), one)
     batch, *batches = _batches(1 + config.optimizer.warmup)
@@ -132,10 +117,8 @@ def compare_meshes(config: Config) -> dict[str, Any]:
             mesh = make_mesh(changed.mesh, jax.devices()[:devices])
             setup = prepare_step(changed, (VOCABULARY, VOCABULARY), mesh)
             computed, other = gradient(setup, params, batch)
-            meshes[name][when] = {
-                "loss": abs(other / loss - 1),
-                "gradient": max(jax.tree.leaves(gradient_errors(computed, wanted))),
-            }
+            error = max(jax.tree.leaves(gradient_errors(computed, wanted)))
+            meshes[name][when] = {"loss": abs(other / loss - 1), "gradient": error}
     return meshes
 
 
@@ -205,14 +188,11 @@ def compare_translations(run: Path, lines: Path) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     outputs: dict[str, list[str]] = {}
     for name, (devices, options) in TRANSLATIONS.items():
-        command = [sys.executable, "-m", "transformer_jax.cli.main", "translate", "--beam=5"]
-        command += [f"--run={run}", f"--input={lines}", *options]
-        translate = partial(subprocess.check_output, env=os.environ | emulated(devices), text=True)
-        translate(command)
-        began = time.monotonic()
-        outputs[name] = translate(command).splitlines()
-        rows[name] = {"lines": LINES, "seconds": time.monotonic() - began}
-        rows[name]["same"] = sum(map(str.__eq__, outputs[name], outputs["1 device"]))
+        command = ("translate", "--beam=5", f"--run={run}", f"--input={lines}", *options)
+        _, (shown, seconds) = (run_command(*command, **emulated(devices)) for _ in range(2))
+        outputs[name] = shown.splitlines()
+        same = sum(map(str.__eq__, outputs[name], outputs["1 device"]))
+        rows[name] = {"lines": LINES, "seconds": seconds, "same": same}
     return rows
 
 

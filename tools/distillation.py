@@ -34,9 +34,7 @@ def write_corpora(teachers: Sequence[Path], reverse: Path, data: Data, folder: P
     for translation, reference in zip(ensemble.stream(sources), references, strict=True):
         hypotheses = [hypothesis.text for hypothesis in translation.hypotheses]
         best.append(hypotheses[0])
-        nearest.append(
-            max(hypotheses, key=lambda text: bleu.sentence_score(text, [reference]).score)
-        )
+        nearest.append(max(hypotheses, key=lambda x: bleu.sentence_score(x, [reference]).score))
     back = texts(Translator.load(f"{reverse}", decode=BACK), references)
     sides = (sources, best), (sources, nearest), (back, references)
     for file, pair in zip(files, sides, strict=True):

@@ -42,17 +42,11 @@ def result_table() -> str:
         in_rows = isinstance(stored, dict) and any("card" in row for row in stored.values())
         versions = contents.get("card", {}).get("provenance", contents)["versions"]
         changes = " with changes" * contents["dirty"]
-        rows.append(
-            (
-                f"[{path.stem}](../{path})",
-                about(path.stem),
-                f"`{contents['command']}`",
-                f"`{contents['commit'][:10]}`{changes}, {contents['date']}",
-                tables.processor(contents),
-                f"{versions['python']}, {versions['jax']}, {versions['flax']}",
-                "yes" if "card" in contents else "each row" * in_rows,
-            )
-        )
+        what = f"[{path.stem}](../{path})", about(path.stem), f"`{contents['command']}`"
+        origin = f"`{contents['commit'][:10]}`{changes}, {contents['date']}"
+        software = ", ".join(versions[name] for name in ("python", "jax", "flax"))
+        card = "yes" if "card" in contents else "each row" * in_rows
+        rows.append((*what, origin, tables.processor(contents), software, card))
     return tables.table(head, *rows)
 
 

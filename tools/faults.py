@@ -33,7 +33,7 @@ from tools.common import config_file
 from tools.damage import array_digests, damage_campaign
 from tools.processes import Fault, finish, start
 from transformer_jax.benchmark import results
-from transformer_jax.config import Config, TrainConfig, to_json
+from transformer_jax.config import Config, to_json
 from transformer_jax.runs import checkpoint
 from transformer_jax.text.corpus import Corpus
 from transformer_jax.training.reporters import read_metrics
@@ -206,13 +206,12 @@ def make_config(folder: Path) -> Config:
         path = folder / f"{name}.tsv"
         path.write_text("".join(f"{source}\t{target}\n" for source, target in chosen), "utf-8")
         names[name] = (str(path),)
-    config, packed = get_config(), {"batch_tokens": 1024, "packing": True, "packed_length": 64}
-    return replace(
-        config,
-        tokenizer=replace(config.tokenizer, sampling=0.1),
-        data=replace(config.data, cache=str(folder / "cache"), **names, **packed),
-        optimizer=replace(config.optimizer, warmup=20, decay_steps=40, ema=0.9),
-        train=TrainConfig(steps=40, evaluate_every=10, save_every=8, log_every=7, keep=2),
+    packed = {"batch_tokens": 1024, "packing": True, "packed_length": 64}
+    return get_config().changed(
+        tokenizer={"sampling": 0.1},
+        data={"cache": str(folder / "cache"), **names, **packed},
+        optimizer={"warmup": 20, "decay_steps": 40, "ema": 0.9},
+        train={"steps": 40, "evaluate_every": 10, "save_every": 8, "log_every": 7, "keep": 2},
     )
 
 
@@ -234,10 +233,7 @@ def campaign(config: Config, draw: random.Random) -> dict[str, Any]:
     }
     with ThreadPoolExecutor(2) as pool:
         print(*pool.map(lambda reference: reference.train(reference.run), (whole, two)))
-        rows = {
-            name: [*pool.map(reference.interrupt, chosen)]
-            for name, (reference, chosen) in cases.items()
-        }
+        rows = {name: [*pool.map(of.interrupt, chosen)] for name, (of, chosen) in cases.items()}
     compared = [row for group in rows.values() for row in group]
     killed = rows["kills"] + rows["kills of two"]
     damage = damage_campaign(whole.run)

@@ -15,9 +15,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ import jax
 import numpy as np
 from jax.extend import backend
 
+from tools.common import CLI
+from tools.decode_peers import HuggingFace
 from transformer_jax.benchmark import attention, results, training
 from transformer_jax.benchmark.pytorch import failure_in
 from transformer_jax.benchmark.settings import AttentionBenchmark
@@ -36,7 +39,7 @@ from transformer_jax.parallel.compile import compile_function
 from transformer_jax.parallel.devices import find_accelerator
 from transformer_jax.parallel.mesh import make_mesh, replicate
 from transformer_jax.runs import checkpoint
-from transformer_jax.special_ids import BOS, EOS, PAD
+from transformer_jax.special_ids import EOS
 from transformer_jax.training.planning import Planner, device_memory
 from transformer_jax.training.setup import prepare_step
 
@@ -58,7 +61,6 @@ DECODED: ModelConfig = replace(BASE, dropout=0.0, dtype="bfloat16")
 VOCABULARY = 32_000
 SENTENCES, OUTPUT = (64, 256, 1024), 32
 """Sentences of a batch, and the length of each output in decoding."""
-CLI = (sys.executable, "-m", "transformer_jax.cli.main")
 
 Record = dict[str, Any]
 
@@ -78,14 +80,9 @@ def measure_attention(end: float) -> Record:
     """Returns the kernels and PyTorch's on batches of `TOKENS`, short lengths first."""
     rows: list[Record] = []
     for length, size in itertools.product(LENGTHS, HEAD_SIZES):
-        settings = AttentionBenchmark(
-            lengths=(length,),
-            batches=(TOKENS // length,),
-            heads=WIDTH // size,
-            head_size=size,
-            dtypes=("bfloat16",),
-            kernels=KERNELS,
-        )
+        sizes: Any = {"lengths": (length,), "batches": (TOKENS // length,), "head_size": size}
+        sizes |= {"heads": WIDTH // size, "dtypes": ("bfloat16",)}
+        settings = AttentionBenchmark(kernels=KERNELS, **sizes)
         for case in attention.measure(settings):
             rows += [{"head_size": size} | record for record in case]
             print(*case, sep="\n", flush=True)
@@ -162,7 +159,7 @@ def measure_decoding(end: float) -> Record:
         calls = {"this": _search(source, beam)}
         record: Record = {"sentences": count, "beam": beam}
         if generate is not None:
-            calls["transformers"] = partial(generate, source, beam)
+            calls["transformers"] = partial(generate, source, beam, OUTPUT)
         with failure_in(record):
             for name, times in time_in_turns({k: timer(v) for k, v in calls.items()}, 3).items():
                 record[f"{name}_per_s"] = count / times.median
@@ -182,38 +179,13 @@ def _search(source: np.ndarray, beam: int) -> Callable[[], Any]:
     return lambda: jax.block_until_ready(search([params], Lines(source)))
 
 
-def _hugging_face() -> Callable[[np.ndarray, int], Any] | None:
+def _hugging_face() -> Callable[..., Any] | None:
     """Returns `generate` of a MarianMT model of this size; None: it is not installed."""
-    try:
-        torch, transformers = import_module("torch"), import_module("transformers")
-    except ImportError:
+    if find_spec("torch") is None or find_spec("transformers") is None:
         return None
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    depth, heads, width = DECODED.layers, DECODED.heads, DECODED.d_ff
-    config = transformers.MarianConfig(
-        vocab_size=VOCABULARY,
-        d_model=DECODED.d_model,
-        **{f"{side}_layers": depth for side in ("encoder", "decoder")},
-        **{f"{side}_attention_heads": heads for side in ("encoder", "decoder")},
-        **{f"{side}_ffn_dim": width for side in ("encoder", "decoder")},
-        pad_token_id=PAD,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-        decoder_start_token_id=BOS,
-        forced_eos_token_id=None,
-        scale_embedding=True,
-    )
-    model = transformers.MarianMTModel(config).to(device, torch.bfloat16).eval()
-
-    def generate(source: np.ndarray, beam: int) -> None:
-        ids = torch.from_numpy(source.astype(np.int64)).to(device)
-        length = {"min_new_tokens": OUTPUT, "max_new_tokens": OUTPUT}
-        with torch.inference_mode():
-            model.generate(input_ids=ids, do_sample=False, num_beams=beam, **length)
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    return generate
+    device = "cuda" if import_module("torch").cuda.is_available() else "cpu"
+    data = {"ids": [], "model": asdict(DECODED), "vocabulary": VOCABULARY}
+    return HuggingFace(data, device, DECODED.dtype).generate
 
 
 PARTS: dict[str, Callable[[float], Record]] = {

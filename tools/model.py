@@ -6,20 +6,19 @@ RUN is one of configs/libreoffice_en_de.py. The development set chooses the leng
 models/libreoffice_en_de, with integer weights, and results/model.json.
 """
 
-import argparse
 import dataclasses
 import hashlib
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import tyro
+
 from tools import scores
+from tools.common import run_command
 from tools.studies import LIBREOFFICE
 from transformer_jax import DecodeConfig, Translator
 from transformer_jax.allocator import restart_with_allocator
@@ -64,25 +63,15 @@ def scored(sources: list[str], references: list[str]) -> dict[str, Any]:
 
 def seconds_to_answer() -> dict[str, float]:
     """Returns the seconds of a command that translates a line: the first time, and again."""
-    command = [sys.executable, "-m", "transformer_jax.cli.main", "translate", f"--run={MODEL}"]
-    seconds = {}
     with tempfile.TemporaryDirectory() as cache:
-        for name in ("first", "again"):
-            began = time.perf_counter()
-            environment = os.environ | {"XDG_CACHE_HOME": cache}
-            subprocess.run(
-                command, input=SENTENCE, text=True, env=environment, check=True, capture_output=True
-            )
-            seconds[name] = time.perf_counter() - began
-    return seconds
+        call = partial(run_command, "translate", f"--run={MODEL}", text=SENTENCE)
+        return {name: call(XDG_CACHE_HOME=cache)[1] for name in ("first", "again")}
 
 
-def main() -> None:
-    """Reads the run's folder, and writes the model and its scores."""
+def main(run: tyro.conf.Positional[str]) -> None:
+    """Writes the model and its scores."""
     restart_with_allocator()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", metavar="RUN")
-    source = runs.load(parser.parse_args().run)
+    source = runs.load(run)
     cache_programs()
     values, _ = scores.translations(source, LIBREOFFICE)
     write(source, DecodeConfig(**values["search"]))
@@ -97,4 +86,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from tools.common import spread
 from transformer_jax.attention import attend
 from transformer_jax.attention.positions import rotate
 from transformer_jax.benchmark.timing import time_in_turns, timer
@@ -73,13 +74,11 @@ def changes() -> Iterator[Change]:
     after = partial(with_gradient, partial(rotate, positions=positions, length=LENGTH))
     yield Change("rotary positions from tables", True, before, after, (heads,))
 
-    yield Change(
-        "decoding: scores are a matmul",
-        True,
-        lambda query, keys: jnp.einsum("bnth,bnsh->bnts", query, keys.swapaxes(2, 3)),
-        jnp.matmul,
-        (draw(16, 1, 25, HEAD), draw(16, 1, HEAD, 10 * LENGTH)),
-    )
+    def products(query: Array, keys: Array) -> Array:
+        return jnp.einsum("bnth,bnsh->bnts", query, keys.swapaxes(2, 3))
+
+    inputs = (draw(16, 1, 25, HEAD), draw(16, 1, HEAD, 10 * LENGTH))
+    yield Change("decoding: scores are a matmul", True, products, jnp.matmul, inputs)
 
     kernels = [draw(WIDTH, size) for size in (WIDTH, HEAD, HEAD)]
 
@@ -115,14 +114,11 @@ def changes() -> Iterator[Change]:
             x = a * x + (b * gram + c * gram @ gram) @ x
         return x
 
-    stack = draw(24, WIDTH, WIDTH) / 10 / WIDTH
-    yield Change(
-        "Muon: equal matrices together",
-        False,
-        lambda stack: [orthogonal(x) for x in stack],
-        jax.vmap(orthogonal),
-        (stack,),
-    )
+    def one_by_one(stack: Array) -> list[Array]:
+        return [orthogonal(x) for x in stack]
+
+    inputs = (draw(24, WIDTH, WIDTH) / 10 / WIDTH,)
+    yield Change("Muon: equal matrices together", False, one_by_one, jax.vmap(orthogonal), inputs)
 
 
 def parts() -> dict[str, Any]:
@@ -134,17 +130,10 @@ def parts() -> dict[str, Any]:
             program = jax.jit(getattr(change, name)).lower(*change.inputs).compile()
             calls[name] = timer(partial(wait_for, program, *change.inputs))
         times = time_in_turns(calls, SAMPLES)
-        faster = times["before"].over(times["after"])
-        low, high = faster.quartiles
-        rows.append(
-            {
-                "change": change.name,
-                "kept": "kept" if change.kept else "left",
-                "before_ms": times["before"].median * 1e3,
-                "after_ms": times["after"].median * 1e3,
-                "ratio": {"median": faster.median, "low": low, "high": high},
-            }
-        )
+        row: dict[str, Any] = {"change": change.name}
+        row["kept"] = "kept" if change.kept else "left"
+        row |= {f"{name}_ms": samples.median * 1e3 for name, samples in times.items()}
+        rows.append(row | {"ratio": spread(times["before"].over(times["after"]))})
         print(rows[-1], flush=True)
     return {"samples": SAMPLES, "rows": rows}
 

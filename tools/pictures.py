@@ -3,6 +3,7 @@
 python -m tools.pictures
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax import plot
-from transformer_jax.attention import (
-    Mask,
-    alibi,
-    gumbel_attention,
-    hard_attention,
-    latent_attention,
-    local_m_attention,
-    local_p_attention,
-    plain_self_attention,
-    scores,
-    soft_attention,
-)
+from transformer_jax.attention import Mask, alibi, functional, scores
 from transformer_jax.attention.functional import masked_softmax
 from transformer_jax.attention.positions import relative_bucket, rotate
 
@@ -55,22 +45,24 @@ def draw(folder: Path) -> None:
         figure = plot.attention_maps(weights, columns, rows, len(panels))
         plot.save(figure, folder / f"attention_{name}.svg")
 
-    soft: Any = soft_attention(*inputs)[1]
+    soft: Any = functional.soft_attention(*inputs)[1]
     save("soft", {"soft": soft})
-    sampled, likeliest = hard_attention(*inputs, key=key)[1], hard_attention(*inputs)[1]
+    hard = functional.hard_attention
+    sampled, likeliest = hard(*inputs, key=key)[1], hard(*inputs)[1]
     save("hard", {"training: sampled": sampled, "decoding: the likeliest": likeliest})
-    gumbel = {"picked": gumbel_attention(*inputs, key=key)[1]}
+    gumbel = {"picked": functional.gumbel_attention(*inputs, key=key)[1]}
     gumbel["has the gradient of"] = _noisy(soft, key, 1.0)
     gumbel["at temperature 0.3"] = _noisy(soft, key, 0.3)
     save("gumbel", gumbel)
-    save("local_m", {f"D = {d}": local_m_attention(*inputs, window=d)[1] for d in (1, 2)})
+    local_m = partial(functional.local_m_attention, *inputs)
+    save("local_m", {f"D = {d}": local_m(window=d)[1] for d in (1, 2)})
     center = jnp.asarray(MEANT) + 0.2
-    local_p = {d: local_p_attention(*inputs, center=center, window=d)[1] for d in (1, 3)}
-    save("local_p", {f"D = {d}": weights for d, weights in local_p.items()})
+    local_p = partial(functional.local_p_attention, *inputs, center=center)
+    save("local_p", {f"D = {d}": local_p(window=d)[1] for d in (1, 3)})
     after = jnp.eye(len(SOURCE)).at[:-1].set(jnp.eye(len(SOURCE))[1:])
-    latent = latent_attention(*inputs, active=after)[1]
+    latent = functional.latent_attention(*inputs, active=after)[1]
     save("latent", {"latent": soft, "active: the next word": after, "weights": latent})
-    save("plain", {"plain": plain_self_attention(keys / 2)[1]}, rows=SOURCE)
+    save("plain", {"plain": functional.plain_self_attention(keys / 2)[1]}, rows=SOURCE)
     save("scores", _scores(query, keys))
     places = [str(i) if i % 4 == 0 else "" for i in range(PLACES)]
     save("positions", _positions(), places, places)

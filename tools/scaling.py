@@ -68,10 +68,8 @@ def estimate(row: dict[str, Any]) -> dict[str, float]:
     over the bandwidth of its links. In a ring, an all-reduce passes each byte twice."""
     found = row["collectives"].items()
     passed = sum(each["bytes"] * (1 + (kind == "all-reduce")) for kind, each in found)
-    return {
-        "matmuls_ms": row["tflop"] / row["chips"] / ACCELERATORS[CHIP].tflops * 1e3,
-        "exchange_ms": passed / LINK_GBYTES / 1e9 * 1e3,
-    }
+    matmuls = row["tflop"] / row["chips"] / ACCELERATORS[CHIP].tflops
+    return {"matmuls_ms": matmuls * 1e3, "exchange_ms": passed / LINK_GBYTES / 1e9 * 1e3}
 
 
 def curves(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -20,9 +20,7 @@ from transformer_jax.text.corpus import Corpus
 from transformer_jax.text.files import read_lines
 from transformer_jax.training.reporters import read_metrics
 
-SEARCHES = [
-    DecodeConfig(beam=5, penalty="power", alpha=alpha) for alpha in (0.6, 0.8, 1.0, 1.2, 1.4)
-]
+SEARCHES = [DecodeConfig(beam=5, penalty="power", alpha=a) for a in (0.6, 0.8, 1.0, 1.2, 1.4)]
 SAMPLES = 3
 """Number of the worst and of the best translations that are shown."""
 
@@ -89,12 +87,9 @@ def translate(
     sources, references = data.sides(data.test)
     outputs = texts(translators[best], sources)
     scores = score(outputs, references, data.language)
-    values = {
-        "bleu_lower_tokenized": scores["bleu_lower_tokenized"],
+    same = ("bleu_lower_tokenized", "chrf", "length_ratio", "signatures")
+    values = {name: scores[name] for name in same} | {
         "bleu_cased_13a": scores["bleu"],
-        "chrf": scores["chrf"],
-        "length_ratio": scores["length_ratio"],
-        "signatures": scores["signatures"],
         "test_digest": data.corpus(data.test).digest,
         "samples": samples(sources, outputs, references),
         "kept": kept(sources, references, outputs),
@@ -179,9 +174,6 @@ def labels(trained: Run, data: Data) -> Scored:
     outputs = texts(Translator.load(trained.folder), sources)
     wanted = np.array([reference.split() for reference in references])
     right = np.array([f"{output} - -".split()[:2] for output in outputs]) == wanted
-    shares = {
-        "both": float(right.all(axis=1).mean()),
-        "trigger": float(right[:, 0].mean()),
-        "action": float(right[:, 1].mean()),
-    }
+    each = dict(zip(("trigger", "action"), right.mean(axis=0).tolist(), strict=True))
+    shares = {"both": float(right.all(axis=1).mean()), **each}
     return shares | training(trained), {data.test: outputs}

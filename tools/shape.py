@@ -14,7 +14,6 @@ import threading
 import tokenize
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -94,16 +93,13 @@ def _recorded(module: Any, name: str, wanted: Callable[[Stack], bool]) -> Iterat
 
 def _tiny(folder: Path) -> Config:
     """Returns the quickstart, cut to two steps of a small model on a small corpus."""
-    config = load_config_file(str(ROOT / "configs" / "quickstart.py"))
-    return replace(
-        config,
-        model=replace(config.model, d_model=16, d_ff=32),
-        tokenizer=replace(config.tokenizer, vocabulary=500),
-        data=replace(
-            config.data, train=("grammar:test",), dev=(), shapes=1, cache=str(folder / "cache")
-        ),
-        train=replace(config.train, steps=2, evaluate_every=2, save_every=2),
-        decode=replace(config.decode, beam=2),
+    text = {"train": ("grammar:test",), "dev": (), "shapes": 1, "cache": str(folder / "cache")}
+    return load_config_file("quickstart").changed(
+        model={"d_model": 16, "d_ff": 32},
+        tokenizer={"vocabulary": 500},
+        data=text,
+        train={"steps": 2, "evaluate_every": 2, "save_every": 2},
+        decode={"beam": 2},
     )
 
 

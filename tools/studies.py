@@ -4,7 +4,6 @@ Each trains its runs, keeps what is in results/NAME.json already, and writes the
 names the runs to train now, and --data the folder of the corpora.
 """
 
-import argparse
 import itertools
 import math
 import random
@@ -16,20 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import tyro
 from matplotlib.figure import Figure
 
 from tools import adaptation, attention_kinds, distillation, scores
 from tools.scores import Data
-from tools.study import (
-    RUNS,
-    Changes,
-    Rows,
-    Study,
-    changed,
-    outputs_file,
-    run_study,
-    train_each,
-)
+from tools.study import RUNS, Changes, Rows, Study, changed, outputs_file, run_study, train_each
 from transformer_jax import plot
 from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.decoding.evaluation import compare
@@ -170,10 +161,7 @@ def best_loss(row: Mapping[str, Any]) -> float:
 
 TEACHERS = [RUNS / "multi30k_seeds" / f"recipe_{seed}" for seed in SEEDS]
 TAUGHT = RUNS / "distillation"
-CONTINUED: Changes = {
-    **steps(2133),
-    **fields("optimizer", learning_rate=0.0025, warmup=100),
-}
+CONTINUED: Changes = {**steps(2133), **fields("optimizer", learning_rate=0.0025, warmup=100)}
 STUDENTS: dict[str, Changes] = {"references": {}}
 for _label, _files, _dropout in (
     ("best", ["best"], 0.2),
@@ -182,11 +170,8 @@ for _label, _files, _dropout in (
     ("nearest_and_back", ["nearest", "back"], 0.2),
 ):
     _corpora = [MULTI30K.name(MULTI30K.train), *(f"{TAUGHT}/{name}.tsv" for name in _files)]
-    STUDENTS[_label] = {
-        "data.train": _corpora,
-        "data.weights": [1.0] * len(_corpora),
-        "model.dropout": _dropout,
-    }
+    _mixed = fields("data", train=_corpora, weights=[1.0] * len(_corpora))
+    STUDENTS[_label] = {**_mixed, "model.dropout": _dropout}
 
 
 def teach(data: Data) -> None:
@@ -248,19 +233,14 @@ def back_translation(count: int) -> list[list[str]]:
     names = {"data.train": f"{few}.de-en.tsv", "data.dev": f"{FILES}/val.de-en.tsv"}
     options = [f"--config.{name}={value}" for name, value in {**steps(SIXTH), **names}.items()]
     files = [f"--text={few}.rest.de", f"--pairs={few}.tsv", f"--output={few}.back.tsv"]
-    return [
-        ["train", "--config=configs/multi30k_en_de.py", run, *options],
-        ["back-translate", run, *files],
-    ]
+    train = ["train", "--config=configs/multi30k_en_de.py", run, *options]
+    return [train, ["back-translate", run, *files]]
 
 
 # Adaptation: a model of captions continues on LibreOffice's help, all with as many steps.
 
-SHORT: Changes = {
-    **steps(250),
-    **fields("train", evaluate_every=125, save_every=125, log_every=25),
-    "optimizer.warmup": 50,
-}
+EVERY = fields("train", evaluate_every=125, save_every=125, log_every=25)
+SHORT: Changes = {**steps(250), **EVERY, "optimizer.warmup": 50}
 HELP, OF_CAPTIONS = LIBREOFFICE.name(LIBREOFFICE.train), MULTI30K.name(MULTI30K.train)
 VOCABULARY = fields("tokenizer", vocabulary=4000, symbols=[])
 ADAPTED: dict[str, Changes] = {
@@ -342,15 +322,11 @@ def compare_kinds(rows: Rows, data: Data) -> dict[str, Any]:
 # Labels of recipes: latent attention and its baselines. The config was chosen on another sample.
 
 SOFT = cross(kind="soft")
+TWICE = {**steps(2000), **fields("train", evaluate_every=2000, save_every=2000)}
 MODELS: dict[str, Changes] = {
     "latent": {},
     "soft": SOFT,
-    "soft_wide": {
-        **SOFT,
-        **steps(2000),
-        **fields("train", evaluate_every=2000, save_every=2000),
-        **fields("model", heads=1, d_model=128),
-    },
+    "soft_wide": {**SOFT, **TWICE, **fields("model", heads=1, d_model=128)},
     "latent_no_positions": {"model.positions": "none"},
     "soft_no_positions": {**SOFT, "model.positions": "none"},
     "soft_encoder": {**SOFT, "model.layers": 1, "model.d_ff": 128},
@@ -464,22 +440,17 @@ STUDIES = {
 }
 
 
-def main() -> None:
-    """Reads the name of a study, --data and --only, and runs it."""
+def main(name: tyro.conf.Positional[str], data: str = "", only: tuple[str, ...] = ()) -> None:
+    """Runs a study."""
     restart_with_allocator()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", metavar="NAME")
-    parser.add_argument("--data", metavar="DIR")
-    parser.add_argument("--only", nargs="+", default=[], metavar="RUN", help="default: all")
-    options = parser.parse_args()
-    if options.name not in STUDIES:
-        sys.exit(f"NAME={options.name}: must be one of {', '.join(STUDIES)}")
-    study = STUDIES[options.name]
-    if options.data is not None:
-        study = replace(study, data=study.data._replace(folder=options.data))
+    if name not in STUDIES:
+        sys.exit(f"NAME={name}: must be one of {', '.join(STUDIES)}")
+    study = STUDIES[name]
+    if data:
+        study = replace(study, data=study.data._replace(folder=data))
     cache_programs()
-    run_study(options.name, study, options.only)
+    run_study(name, study, only)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

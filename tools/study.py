@@ -21,7 +21,7 @@ from typing import Any
 import jax
 from matplotlib.figure import Figure
 
-from tools.common import config_file
+from tools.common import CLI, config_file
 from tools.scores import Data, Scored, translations
 from transformer_jax import plot
 from transformer_jax.benchmark import results
@@ -29,6 +29,7 @@ from transformer_jax.config import Config, from_json, load_config_file, to_json
 from transformer_jax.errors import UserError
 from transformer_jax.files import write_whole
 from transformer_jax.runs import run
+from transformer_jax.runs.card import Card
 from transformer_jax.runs.run import Run
 from transformer_jax.text.corpus import Corpora
 
@@ -138,21 +139,14 @@ def _same(row: dict[str, Any], config: Config) -> bool:
     """
     if "card" not in row:
         return False
-    stored, provenance = from_json(row["card"]["config"]), row["card"]["provenance"]
-    data = replace(config.data, train=stored.data.train, dev=stored.data.dev, cache="")
+    card = Card("", from_json(row["card"]["config"]), row["card"]["provenance"])
+    data = replace(config.data, train=card.config.data.train, dev=card.config.data.dev, cache="")
     try:
-        digests = Corpora.of(config.data).digests()
-    except (OSError, UserError):  # a corpus that an earlier call has made is not there any more
+        card.require_versions()
+        card.require_data(Corpora.of(config.data))
+    except UserError:  # or a corpus that an earlier call has made is not there any more
         return False
-    return (
-        stored == replace(config, data=data)
-        and _by_part(provenance["data_digests"]) == _by_part(digests)
-        and provenance["versions"] == run.versions()
-    )
-
-
-def _by_part(digests: dict[str, dict[str, str]]) -> dict[str, list[str]]:
-    return {part: list(by_name.values()) for part, by_name in digests.items()}
+    return card.config == replace(config, data=data)
 
 
 def train_each(
@@ -179,8 +173,7 @@ def train_each(
         commands = [] if run.exists(path) else list(before.get(label, ()))
         for command in (*commands, ("train", f"--config={config}", f"--run={path}")):
             with Path(f"{path}.log").open("ab") as log:
-                words = (sys.executable, "-m", "transformer_jax.cli.main", *command)
-                process = subprocess.Popen(words, stdout=log, stderr=log)
+                process = subprocess.Popen([*CLI, *command], stdout=log, stderr=log)
             running[label] = process
             if status := process.wait():
                 sys.exit(f"{log.name}: {command[0]} ended with status {status}")

@@ -25,9 +25,7 @@ from transformer_jax.benchmark.exact import exact
 Inputs = tuple[Array, Array, Array]
 
 SEGMENTS = jnp.array([[1] * 9 + [2] * 6 + [0] * 5, [1] * 4 + [2] * 3 + [3] * 12 + [0]])
-POSITIONS = jnp.array(
-    [[*range(9), *range(6), *[0] * 5], [*range(4), *range(3), *range(12), 0]], jnp.int32
-)
+POSITIONS = jnp.array([[*range(9), *range(6), *[0] * 5], [*range(4), *range(3), *range(12), 0]])
 KEY_SEGMENTS = jnp.array([[1] * 3 + [2] * 8 + [0] * 2, [2] * 5 + [3] * 7 + [0]])
 PADDING = jnp.array([[1] * 20, [1] * 7 + [0] * 13])
 OWN = (SEGMENTS, POSITIONS)
@@ -83,11 +81,7 @@ def computed(kernel: Any, arrays: Inputs, mask: Mask | None, gradient: Array) ->
 
 
 def assert_exact(
-    kernel: Any,
-    arrays: Inputs,
-    mask: Mask | None,
-    gradient: Array | None = None,
-    limit: float = 2e-6,
+    kernel: Any, arrays: Inputs, mask: Mask | None, gradient: Any = None, limit: float = 2e-6
 ) -> None:
     """Output and gradients have the type of the query, and are those in float64."""
     if gradient is None:
@@ -333,11 +327,7 @@ AUTO_ON_GPUS: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("kernel", "capability", "shape", "options"), AUTO_ON_GPUS)
 def test_auto_on_gpus(
-    kernel: str,
-    capability: str | None,
-    shape: dict[str, Any],
-    options: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+    kernel: str, capability: str | None, shape: Any, options: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is `cudnn` if that supports the attention and its gradient, on GPUs of NVIDIA only."""
     device = SimpleNamespace(**({"compute_capability": capability} if capability else {}))

@@ -56,6 +56,7 @@ def everywhere(*places: str, **attention: Any) -> dict[str, Any]:
     return dict.fromkeys(places or PLACES, chosen)
 
 
+encoder, decoder, cross = (partial(everywhere, place) for place in PLACES)
 KINDS: dict[str, dict[str, Any]] = {
     "soft": {},
     "dot": everywhere(score="dot"),
@@ -69,12 +70,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "gumbel": everywhere(kind="gumbel"),
     "latent": everywhere("cross_attention", kind="latent"),
     "plain": everywhere("encoder_attention", "decoder_attention", kind="plain"),
-    "plain in one layer": {
-        "layers": 2,
-        "heads": 4,
-        "kv_heads": 2,
-        "decoder_attention": AttentionConfig(kind="plain", layer=1),
-    },
+    "plain in one layer": {"layers": 2, "heads": 4, "kv_heads": 2} | decoder(kind="plain", layer=1),
     "rotary": {"positions": "rotary"},
     "alibi": {"positions": "alibi"},
     "relative": {"positions": "relative"},
@@ -163,11 +159,9 @@ def gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "MIN_WINDOWS", 0)
 
 
-def gathering(**attention: Any) -> ModelConfig:
+def gathering(**more: Any) -> ModelConfig:
     """A model whose size no other test uses, so that no compiled function is shared with them."""
-    local = everywhere(
-        "encoder_attention", "cross_attention", kind="local-p", window=1, **attention
-    )
+    local = everywhere("encoder_attention", "cross_attention", kind="local-p", window=1, **more)
     return tiny(**local, heads=4, kv_heads=2, d_ff=20)
 
 
@@ -307,13 +301,10 @@ def test_a_kind_of_ones_own() -> None:
     with pytest.raises(ValueError, match="kind 'cosine': is already the label of another"):
         register_kind("cosine", kinds.soft)
     unknown = tiny(**everywhere("cross_attention", kind="cosinus"))
-    with pytest.raises(
-        ValueError, match=r"kind='cosinus': .* mean cosine\?; one .* --import MODULE"
-    ):
+    with pytest.raises(ValueError, match=r"kind='cosinus': .* mean cosine\?; .* --import MODULE"):
         forward(unknown)(make_batch(LENGTHS))
 
 
-encoder, decoder, cross = (partial(everywhere, place) for place in PLACES)
 DROPOUT = {"attention_dropout": 0.1}
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     (r"attention_dropout=0\.1: must be 0 .* score additive", DROPOUT | cross(score="additive")),

@@ -40,10 +40,8 @@ def test_it_is_the_gradient_of_the_expected_reward() -> None:
     rewards = rewards.at[0].set(rewards[0, :, :1])
     wanted = -jax.grad(expected)(logits)
     for baseline in (0.0, 1.5):
-        estimated = sum(
-            chance(logits, c) * jax.grad(estimate)(logits, c, baseline) for c in choices
-        )
-        np.testing.assert_allclose(estimated, wanted, atol=1e-5)
+        found = sum(chance(logits, c) * jax.grad(estimate)(logits, c, baseline) for c in choices)
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 def test_it_adds_no_loss_and_spares_padding() -> None:

@@ -47,14 +47,11 @@ class Browser:
 
     def hosts(self) -> set[str | None]:
         """Returns the hosts that pages have asked for anything since the last call."""
-        events = (
-            json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")
-        )
+        log = self.driver.get_log("performance")
+        events = (json.loads(entry["message"])["message"] for entry in log)
         requests = (e["params"] for e in events if e["method"] == "Network.requestWillBeSent")
-        addresses = (urlsplit(each["request"]["url"]) for each in requests)
-        return {
-            each.hostname for each in addresses if each.scheme in ("http", "https", "ws", "wss")
-        }
+        urls = (urlsplit(each["request"]["url"]) for each in requests)
+        return {url.hostname for url in urls if url.scheme in ("http", "https", "ws", "wss")}
 
     def is_too_wide(self) -> bool:
         """Returns whether a reader must scroll the page to the right."""

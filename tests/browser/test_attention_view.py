@@ -60,10 +60,8 @@ def test_a_click_shows_the_weights(view: Any, attention: str, layer: int, head: 
         token = view.driver.find_elements(By.CSS_SELECTOR, "#rows button")[i]
         assert token.text == rows[i]
         token.click()
-        best = np.argsort(-weights[i])[:5]
-        assert shown(view) == {
-            keys[k]: pytest.approx(weights[i, k], abs=0.0006) for k in best.tolist()
-        }
+        best = np.argsort(-weights[i])[:5].tolist()
+        assert shown(view) == {keys[k]: pytest.approx(weights[i, k], abs=0.0006) for k in best}
         lines = view.driver.find_elements(By.CSS_SELECTOR, "svg line")
         opacity = sorted(float(re.findall(r"[\d.]+", x.get_attribute("style"))[0]) for x in lines)
         wanted = sorted(weight for weight in weights[i].tolist() if weight >= 0.02)

@@ -114,17 +114,15 @@ def test_a_stored_config_is_read_as_such(finished: Run, tmp_path: Path, capsys: 
         error = error_line(["inspect", f"--config={copy}"], capsys)
         assert f"error: {copy}: {message}" in error
     copy.unlink()
-    assert f"No such file or directory: '{copy}'" in error_line(
-        ["train", f"--run={tmp_path / 'r'}", f"--config={copy}"], capsys
-    )
+    command = ["train", f"--run={tmp_path / 'r'}", f"--config={copy}"]
+    assert f"No such file or directory: '{copy}'" in error_line(command, capsys)
     assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("command", ["train --run=r", "inspect", "check"])
 def test_a_kernel_that_a_json_file_names_is_not_imported(
-    command: str, finished: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+    command: str, finished: Run, here: Path, capsys: Capture
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("evil.py").write_text("open('trace', 'w')")
     stored = json.loads((finished.folder / "config.json").read_text())
     del stored["sha256"]
@@ -132,7 +130,7 @@ def test_a_kernel_that_a_json_file_names_is_not_imported(
     Path("c.json").write_text(json.dumps(stored))
     error = error_line([*command.split(), "--config=c.json"], capsys)
     assert "execution.kernel='evil:kernel': is not loaded from a file; give" in error
-    assert {path.name for path in tmp_path.iterdir()} == {"evil.py", "c.json"}
+    assert {path.name for path in here.iterdir()} == {"evil.py", "c.json"}
     arguments = ConfigArguments("c.json", ["--config.execution.kernel=auto"])
     assert arguments.resolve().execution.kernel == "auto"
 

@@ -112,11 +112,11 @@ def report(record):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("here")
 def test_training_with_a_metric_and_a_reporter_of_ones_own(
-    tiny_config: Config, tmp_path: Path, monkeypatch: Patch, capsys: Capture, caplog: Log
+    tiny_config: Config, capsys: Capture, caplog: Log
 ) -> None:
     """They are found in the current folder. The run continues with this metric only."""
-    monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
     every = {"evaluate_every": 1, "save_every": 1, "steps": 2}
     write_config(changed(tiny_config, train=every), Path("c.py"))
@@ -156,11 +156,8 @@ def test_tensorboard_stays_with_the_run(
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     if chosen:
-        error = error_line(["train", f"--run={folder}"], capsys)
-        assert (
-            f"needs tensorboardX; pip install 'transformer-jax[tensorboard]', or rename {folder}"
-            in error
-        )
+        needs = "needs tensorboardX; pip install 'transformer-jax[tensorboard]', or rename"
+        assert f"{needs} {folder}" in error_line(["train", f"--run={folder}"], capsys)
 
 
 @pytest.mark.long
@@ -326,11 +323,9 @@ def test_one_process_writes_a_part(tmp_path: Path) -> None:
 
 
 def test_lines_before_a_damaged_line(finished: Run, tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "source").write_bytes(b"red old\nblue\nt\xe4\nnew\n")
+    (tmp_path / "in").write_bytes(b"red old\nblue\nt\xe4\nnew\n")
     with pytest.raises(SystemExit):
-        main(
-            ["translate", f"--run={finished.folder}", f"--input={tmp_path / 'source'}", "--beam=1"]
-        )
+        main(["translate", f"--run={finished.folder}", f"--input={tmp_path / 'in'}", "--beam=1"])
     out, error = capsys.readouterr()
     greedy = Translator.load(finished.folder, decode=DecodeConfig(beam=1))
     assert out.splitlines() == greedy(["red old", "blue"])
@@ -655,10 +650,8 @@ def test_runs_in_object_storage_are_as_others(
     monkeypatch.setattr(planning, "usable_host_memory", lambda: 2**30)  # which changes
     (tmp_path / "input").write_text("red old\nblue\n")
     shown = []
-    for source, out in (
-        (finished.folder, str(tmp_path / "average")),
-        (uploaded, "gs://bucket/runs/average"),
-    ):
+    outs = tmp_path / "average", "gs://bucket/runs/average"
+    for source, out in zip((finished.folder, uploaded), outs, strict=True):
         main(["average", f"--run={source}", "--last=2", f"--out={out}"])
         assert capsys.readouterr().out == f"{out}: average of steps 8, 12\n"
         main(["translate", f"--run={out}", f"--input={tmp_path / 'input'}", "--beam=1"])
@@ -746,14 +739,13 @@ SCORES["own"] = SCORES["scaled_dot"]
 
 @pytest.mark.long
 def test_a_module_of_ones_own_is_imported_on_the_command_line_only(
-    tiny_config: Config, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+    tiny_config: Config, here: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """A run stores the names of a kind, a score and a kernel, and loading it imports nothing."""
-    (tmp_path / "own_attention.py").write_text(OWN_ATTENTION)
-    monkeypatch.chdir(tmp_path)  # where the module is found
+    Path("own_attention.py").write_text(OWN_ATTENTION)
     monkeypatch.setattr(sys, "path", [*sys.path])
     imported = ["--import", "own_attention"]
-    config = write_config(changed(tiny_config, data={"dev": ()}), tmp_path / "config.py")
+    config = write_config(changed(tiny_config, data={"dev": ()}), here / "config.py")
     training = ["train", f"--config={config}", "--run=run", "--config.train.steps=1"]
     kind = "--config.model.cross-attention.kind=sharp"
     score = "--config.model.decoder-attention.score=own"
@@ -761,7 +753,7 @@ def test_a_module_of_ones_own_is_imported_on_the_command_line_only(
         error = error_line([*training, option], capsys)
         assert f"{name}: unknown" in error
         assert "; one of your own needs --import MODULE" in error
-    assert not (tmp_path / "run").exists()
+    assert not Path("run").exists()
     main([*training, kind, score, *imported, "--config.execution.kernel=own_attention:kernel"])
     stored = json.loads(Path("run/config.json").read_text())["config"]
     assert stored["model"]["cross_attention"]["kind"] == "sharp"

@@ -65,8 +65,8 @@ def test_exports_are_written_below_an_odd_folder(odd: Path, finished: Run, forma
 @pytest.mark.parametrize(
     "command",
     [
-        "train --config=configs/quickstart.py --run=X",
-        "train --config=configs/quickstart.py --run=r --config.data.train=X",
+        "train --config=quickstart --run=X",
+        "train --config=quickstart --run=r --config.data.train=X",
         "train --config=X --run=r",
         "translate --run=X",
         "translate --run=r --input=X",
@@ -76,17 +76,12 @@ def test_exports_are_written_below_an_odd_folder(odd: Path, finished: Run, forma
         "plot r --output=X",
     ],
 )
-def test_names_that_are_not_utf8_are_refused(
-    command: str, capsys: Capture, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_names_that_are_not_utf8_are_refused(command: str, capsys: Capture, here: Path) -> None:
     name = os.fsdecode(b"caf\xe9.tsv")
     arguments = [word.replace("X", name) for word in command.split()]
-    if "quickstart" in command:
-        arguments[1] = f"--config={Path('configs/quickstart.py').resolve()}"
-    monkeypatch.chdir(tmp_path)
     error = error_line(arguments, capsys)
     assert r"caf\udce9.tsv: is not UTF-8; give the file or folder another name" in error
-    assert not [*tmp_path.iterdir()]
+    assert not [*here.iterdir()]
 
 
 def test_python_and_files_give_no_such_names_either(finished: Run) -> None:

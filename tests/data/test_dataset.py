@@ -31,9 +31,7 @@ def tokenize(folder: Path, *corpora: str, **changes: Any) -> Examples:
     options = {"max_length": 30, "max_ratio": 9.0, "filters": True, "process_index": 0} | changes
     data = {"cache": str(folder / "cache"), "max_ratio": options.pop("max_ratio")}
     config = Config().changed(data=data, model={"max_length": options.pop("max_length")})
-    return dataset.tokenize(
-        [Corpus(name) for name in corpora], small_tokenizers(), config, **options
-    )
+    return dataset.tokenize([*map(Corpus, corpora)], small_tokenizers(), config, **options)
 
 
 def ids(examples: Examples) -> list[tuple[list[int], list[int]]]:
@@ -87,9 +85,8 @@ def test_filters_count_every_pair_they_leave_out(tmp_path: Path) -> None:
     trained = tokenize(tmp_path, name, max_length=31, max_ratio=2.0)
     assert ids(trained) == encoded([pairs[0]])
     assert trained.report == Report(kept=1, empty=3, too_long=1, length_ratio=2)
-    assert str(trained.report) == (
-        "1 pairs; left out: 3 with an empty side, 1 too long, 2 by length ratio"
-    )
+    said = "1 pairs; left out: 3 with an empty side, 1 too long, 2 by length ratio"
+    assert str(trained.report) == said
     wide = tokenize(tmp_path, name, max_length=32, max_ratio=31 / 7)
     assert wide.report == Report(kept=3, empty=3, too_long=0, length_ratio=1)
 
@@ -110,10 +107,8 @@ def test_a_sample_beyond_the_limits_is_the_pair_itself(tmp_path: Path) -> None:
         limits = np.array([99, 99])
         limits[side] = int(np.median([len(pair[side]) for pair in every]))
         limited = ids(examples.sample(drawn, 0.5, 0, limits))
-        wanted = [
-            new if len(new[side]) <= limits[side] else old
-            for new, old in zip(every, ids(examples), strict=True)
-        ]
+        both = zip(every, ids(examples), strict=True)
+        wanted = [new if len(new[side]) <= limits[side] else old for new, old in both]
         assert limited == wanted
         assert every != wanted
 
@@ -225,12 +220,10 @@ def test_a_damaged_entry_is_replaced(tmp_path: Path, file: str, damage: str) -> 
 
 def wait_for_process_0(folder: Path, name: str) -> tuple[threading.Thread, list[Examples]]:
     """Returns a thread that waits as another process does, and what it will have in the end."""
-    examples: list[Examples] = []
-    waiting = threading.Thread(
-        target=lambda: examples.append(tokenize(folder, name, process_index=1))
-    )
+    found: list[Examples] = []
+    waiting = threading.Thread(target=lambda: found.append(tokenize(folder, name, process_index=1)))
     waiting.start()
-    return waiting, examples
+    return waiting, found
 
 
 def test_other_processes_wait_for_process_0(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -86,10 +86,8 @@ def pairs_in(batch: Batch) -> Rows:
         for segment in range(1, source_segments[row].max() + 1):
             at_source = np.flatnonzero(source_segments[row] == segment)
             at_target = np.flatnonzero(target_segments[row] == segment)
-            for at, marks in (
-                (at_source, batch.source_positions),
-                (at_target, batch.target_positions),
-            ):
+            positions = batch.source_positions, batch.target_positions
+            for at, marks in zip((at_source, at_target), positions, strict=True):
                 assert np.array_equal(at, at[0] + np.arange(len(at)))
                 assert marks is None or np.array_equal(marks[row, at], np.arange(len(at)))
             source = batch.source[row, at_source].tolist()
@@ -167,10 +165,7 @@ def test_every_pair_once_an_epoch(changes: dict[str, Any], window: int, monkeypa
         batches = epoch_of(loader, position)
         orders.append([pair for _, batch in batches for pair in pairs_in(batch)])
         assert Counter(orders[-1]) == wanted
-        assert all(
-            (len(b.source), b.source.shape[1], b.target_out.shape[1]) in loader.shapes
-            for _, b in batches
-        )
+        assert all((*b.source.shape, b.target_out.shape[1]) in loader.shapes for _, b in batches)
         position = batches[-1][0]
     assert orders[0] != orders[1] != orders[2]
     if window == 65_536:
@@ -255,9 +250,7 @@ def test_resuming_reads_one_window(monkeypatch: Patch) -> None:
     loader = Loader(examples(), config())
     windows: list[int] = []
     read = Loader._read
-    monkeypatch.setattr(
-        Loader, "_read", lambda self, counter: windows.append(counter) or read(self, counter)
-    )
+    monkeypatch.setattr(Loader, "_read", lambda self, n: windows.append(n) or read(self, n))
     batches = loader.batches((7 * 5 + 3) << 20 | 1)
     loaded = next(batches)
     assert loaded.after == (7 * 5 + 3) << 20 | 2
@@ -275,9 +268,8 @@ def test_devices_and_processes_only_add_and_share_rows(changes: dict[str, Any]) 
 
     alone, twelve, apart = batches(), batches(12), batches(12, ([0, 3], 4))
     quarters = [batches(12, ([i], 4)) for i in range(4)]
-    for (position, batch), (other, wide), (_, ends), *rest in zip(
-        alone, twelve, apart, *quarters, strict=True
-    ):
+    every = zip(alone, twelve, apart, *quarters, strict=True)
+    for (position, batch), (other, wide), (_, ends), *rest in every:
         assert {position} == {other, *(part for part, _ in rest)}
         parts = [filled(part) for _, part in rest]
         arrays = zip(filled(batch), filled(wide), filled(ends), *parts, strict=True)

@@ -58,9 +58,8 @@ def translations(run: Run, **changes: Any) -> list[Any]:
     """The hypotheses of a translator that has just been loaded, on the second of the devices."""
     decode = DecodeConfig(**({"beam": 2, "batch_tokens": 128, "max_ratio": 9.0} | changes))
     mesh = make_mesh(devices=jax.devices()[1:2])
-    return [
-        each.hypotheses for each in Translator.load(run.folder, decode=decode, mesh=mesh)(LINES)
-    ]
+    loaded = Translator.load(run.folder, decode=decode, mesh=mesh)
+    return [each.hypotheses for each in loaded(LINES)]
 
 
 @pytest.mark.parametrize(
@@ -107,9 +106,8 @@ def test_a_damaged_file_is_replaced(finished: Run, kept: Path, traced: list[str]
 
 def test_a_file_with_another_digest_is_not_read(tmp_path: Path) -> None:
     """Decompression does not find it: what is there was never written as a whole."""
-    double = exported.Exported(
-        lambda x: x * 2, folder=tmp_path, about="", mesh=make_mesh(devices=jax.devices()[:1])
-    )
+    mesh = make_mesh(devices=jax.devices()[:1])
+    double = exported.Exported(lambda x: x * 2, folder=tmp_path, about="", mesh=mesh)
     assert double(jnp.ones(3)).tolist() == [2.0] * 3
     (path,) = tmp_path.iterdir()
     assert exported._read(path) is not None

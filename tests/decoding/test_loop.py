@@ -54,12 +54,7 @@ def merged(monkeypatch: Patch) -> list[tuple[int, int]]:
     ],
 )
 def test_merged_sentences_are_translated_as_if_alone(
-    on_host: bool,
-    tokens: int,
-    changes: dict[str, Any],
-    finished: Run,
-    merged: list[tuple[int, int]],
-    monkeypatch: Patch,
+    on_host: bool, tokens: int, changes: Any, finished: Run, merged: list[Any], monkeypatch: Patch
 ) -> None:
     """In arrays that grow, and in batches with missing rows."""
     begin = loop.Loop.__post_init__

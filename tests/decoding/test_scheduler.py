@@ -74,11 +74,8 @@ def test_every_sentence_is_searched_to_its_end(
 ) -> None:
     """Once at each position, whichever job is returned first. The scheduler never gets stuck."""
     scheduler = Scheduler(shapes, merge=merge)
-    lengths = {
-        Sentence(batch, row): data.draw(st.integers(0, 6))
-        for batch, shape in enumerate(shapes)
-        for row in range(shape[0][0])
-    }
+    every = (Sentence(i, row) for i, shape in enumerate(shapes) for row in range(shape[0][0]))
+    lengths = {sentence: data.draw(st.integers(0, 6)) for sentence in every}
     positions = dict.fromkeys(lengths, 0)
     running: list[Job] = []
     while not scheduler.is_over:

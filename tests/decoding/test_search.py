@@ -130,12 +130,7 @@ def sequences(sentence: int, length: int) -> list[Scored]:
 
 
 def simple_beam(
-    sentence: int,
-    beams: int,
-    length: int,
-    name: str,
-    most: int | None = None,
-    lookahead: bool = True,
+    sentence: int, beams: int, length: int, name: str, most: int | None = None, ahead: bool = True
 ) -> list[Scored]:
     """Beam search over lists, which stops once `most` hypotheses have ended, or never early.
 
@@ -150,7 +145,7 @@ def simple_beam(
         if most is not None and len(ended) >= most:
             break
         best = normalized([*ended, *alive[:1]], name)[: beams + 1]
-        if not lookahead and len(best) > beams and best[-1].ids == alive[0].ids:
+        if not ahead and len(best) > beams and best[-1].ids == alive[0].ids:
             break
     return normalized(ended, name)[:beams]
 
@@ -216,7 +211,7 @@ def test_a_search_without_lookahead_stops_where_none_is_better_as_it_is() -> Non
     run = compiled(3, 12, final(3), lookahead=False)
     outputs = run(NAMES.index("mean"), start(sentences, 3), Sentences(jnp.array(lengths)))
     for row, (sentence, length) in enumerate(zip(sentences, lengths, strict=True)):
-        assert_found(outputs, row, simple_beam(sentence, 3, length, "mean", lookahead=False))
+        assert_found(outputs, row, simple_beam(sentence, 3, length, "mean", ahead=False))
     for stop in (never, early_stopping(3)):
         others = search("mean", 3, 12, sentences, lengths, stop)
         assert np.any(outputs.ids != others.ids)

@@ -37,7 +37,6 @@ def run_job(programs: Programs, **environment: str) -> tuple[int, bool]:
         env=os.environ | {"SLURM_JOB_ID": "7"} | environment,
         capture_output=True,
         text=True,
-        check=False,
     )
     return done.returncode, (programs.folder / "queued").exists()
 

@@ -105,7 +105,6 @@ def run_shell(text: str, folder: Path) -> tuple[int, str]:
         stderr=subprocess.STDOUT,
         text=True,
         env=os.environ | ONE_DEVICE | own,
-        check=False,
     )
     return done.returncode, done.stdout
 

@@ -30,6 +30,7 @@ from transformer_jax.text.tokenizer import Tokenizer
 from transformer_jax.types import Batch
 
 MODEL = ModelConfig(layers=2, d_model=32, heads=4, d_ff=64, max_length=40, dropout=0.0)
+HARD = {"cross_attention": AttentionConfig(kind="hard", layer=1)}
 EXPRESSIBLE: list[dict[str, Any]] = [
     {},
     {"norm": "pre", "activation": "gelu", "tied": "none", "output_bias": True},
@@ -127,30 +128,21 @@ def test_ctranslate2_finds_the_same_in_a_beam(finished: Run, tmp_path: Path) -> 
     params["output_bias"] = params["output_bias"].at[PAD].set(-1e4)
     loaded = load_exported(config, finished, params, tmp_path / "exported")
     source, pieces = random_sentences(tokenizers.source, 300, 9)
-    theirs = loaded.translate_batch(
-        pieces,
-        beam_size=4,
-        length_penalty=0.8,
-        min_decoding_length=0,
-        max_decoding_length=12,
-        return_scores=True,
-    )
+    search = {"beam_size": 4, "length_penalty": 0.8, "return_scores": True}
+    lengths = {"min_decoding_length": 0, "max_decoding_length": 12}
+    theirs = loaded.translate_batch(pieces, **search, **lengths)
     decode = DecodeConfig(beam=4, penalty="power", alpha=0.8, max_length=12)
-    ours = {
-        early: jax.jit(make_search([model], replace(decode, early_stopping=early)))(
-            [params], Lines(source)
-        )
-        for early in (False, True)
-    }
-    ids = ours[True].ids[:, 0]
+    both = [make_search([model], replace(decode, early_stopping=early)) for early in (False, True)]
+    optimal, early = (jax.jit(search)([params], Lines(source)) for search in both)
+    ids = early.ids[:, 0]
     texts = pieces_of(ids, tokenizers.target)
     same = [text == other.hypotheses[0] for text, other in zip(texts, theirs, strict=True)]
     assert 50 < np.sum(np.any(ids == EOS, axis=1)) < 290
     assert np.mean(same) >= 0.99
     scores = np.array([other.scores[0] for other in theirs])
-    np.testing.assert_allclose(ours[True].scores[same, 0], scores[same], rtol=0, atol=1e-4)
-    assert np.all(ours[False].scores[:, 0] >= scores - 1e-4)
-    assert np.any(ours[False].scores[:, 0] > scores + 1e-3)
+    np.testing.assert_allclose(early.scores[same, 0], scores[same], rtol=0, atol=1e-4)
+    assert np.all(optimal.scores[:, 0] >= scores - 1e-4)
+    assert np.any(optimal.scores[:, 0] > scores + 1e-3)
 
 
 @pytest.mark.long
@@ -193,10 +185,7 @@ def test_int8_runs_translate_and_score_but_are_not_trained(
         ({"positions": "alibi"}, "model.positions='alibi': CTranslate2 cannot express it"),
         ({"self_layer": "mean"}, "model.self_layer='mean': CTranslate2 cannot express it"),
         ({"activation": "bilinear"}, "model.activation='bilinear': CTranslate2 cannot express it"),
-        (
-            {"cross_attention": AttentionConfig(kind="hard", layer=1)},
-            "model.cross_attention.kind='hard': CTranslate2 cannot express it; it must be soft",
-        ),
+        (HARD, "model.cross_attention.kind='hard': CTranslate2 cannot express it; it must be soft"),
     ],
 )
 def test_what_ctranslate2_lacks_is_refused(
@@ -207,9 +196,8 @@ def test_what_ctranslate2_lacks_is_refused(
         export(with_model(finished, config), 1, {}, tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
     reason = message.partition(": ")[0]
-    assert describe_formats(config) == (
-        f"int8, stablehlo; ctranslate2: no ({reason}); huggingface: no ({reason})"
-    )
+    wanted = f"int8, stablehlo; ctranslate2: no ({reason}); huggingface: no ({reason})"
+    assert describe_formats(config) == wanted
 
 
 def test_the_command_offers_all_formats() -> None:

@@ -29,6 +29,7 @@ from transformer_jax.types import Batch
 
 LINES = ["A man sleeps.", "Two dogs run over the green grass", "She is 37% taller – isn't she?"]
 WIDTH, VOCABULARY = 16, 200
+Write = Callable[[Arrays], bytes]
 
 
 def firefox(direction: str) -> Path:
@@ -170,6 +171,7 @@ def as_npz(arrays: Arrays) -> bytes:
 POST = {"transformer-preprocess": "", "transformer-postprocess": "dan"}
 PRE = {"transformer-preprocess": "n", "transformer-postprocess": "da"}
 PRE |= {"transformer-postprocess-top": "n"}
+SSRU = {"transformer-decoder-autoreg": "rnn", "dec-cell": "ssru"}
 OPTIONS: dict[str, Any] = {
     "type": "transformer",
     "enc-depth": 1,
@@ -190,20 +192,11 @@ OPTIONS: dict[str, Any] = {
         ({}, as_npz),
         ({**PRE, "transformer-ffn-activation": "gelu", "output-omit-bias": True}, as_bin),
         ({"tied-embeddings-all": False, "transformer-train-positions": True}, as_npz),
-        (
-            {
-                **PRE,
-                "tied-embeddings-all": False,
-                "tied-embeddings": True,
-                "transformer-decoder-autoreg": "rnn",
-                "dec-cell": "ssru",
-            },
-            as_bin,
-        ),
+        ({**PRE, **SSRU, "tied-embeddings-all": False, "tied-embeddings": True}, as_bin),
     ],
 )
 def test_logits_of_other_architectures(
-    changes: dict[str, Any], write: Callable[[Arrays], bytes], vocabulary: bytes, tmp_path: Path
+    changes: dict[str, Any], write: Write, vocabulary: bytes, tmp_path: Path
 ) -> None:
     options = OPTIONS | changes
     arrays = make_arrays(options)
@@ -217,11 +210,11 @@ def test_logits_of_other_architectures(
 # What is not a model, or has no counterpart, is refused in one line, and nothing is left behind.
 
 
-def changed(name: str, array: np.ndarray) -> Callable[[Arrays], bytes]:
+def changed(name: str, array: np.ndarray) -> Write:
     return lambda arrays: as_bin(arrays | {name: array})
 
 
-def claiming(elements: int) -> Callable[[Arrays], bytes]:
+def claiming(elements: int) -> Write:
     """Returns the writer of a file whose first matrix has as many elements, by its header."""
     first, wrong = np.array([WIDTH, WIDTH], "<i4"), np.array([elements >> 20, 1 << 20], "<i4")
     return lambda arrays: as_bin(arrays).replace(first.tobytes(), wrong.tobytes(), 1)
@@ -250,12 +243,7 @@ def claiming(elements: int) -> Callable[[Arrays], bytes]:
     ],
 )
 def test_files_that_are_refused(
-    write: Callable[[Arrays], bytes],
-    options: dict[str, Any],
-    message: str,
-    vocabulary: bytes,
-    tmp_path: Path,
-    capsys: Any,
+    write: Write, options: Any, message: str, vocabulary: bytes, tmp_path: Path, capsys: Any
 ) -> None:
     model = tmp_path / "model.npz"
     model.write_bytes(write(with_options(make_arrays(OPTIONS), OPTIONS | options)))

@@ -117,11 +117,8 @@ def test_a_beam_search_reorders_grows_and_regroups_its_state(
 def test_what_it_does_not_support_is_refused() -> None:
     with pytest.raises(UserError, match=r"self_layer='Meen': unknown; did you mean Mean\?"):
         check_model(replace(CONFIG, self_layer="Meen"))
-    refused = {
-        "positions": "rotary",
-        "attention_dropout": 0.1,
-        "decoder_attention": AttentionConfig(score="dot"),
-    }
+    dot = AttentionConfig(score="dot")
+    refused = {"positions": "rotary", "attention_dropout": 0.1, "decoder_attention": dot}
     for field, value in refused.items():
         with pytest.raises(UserError, match=rf"model\.{field}=.*must be .*self_layer='Mean'"):
             check_model(replace(CONFIG, **{field: value}))

@@ -10,7 +10,7 @@ SYSTEM = {"proc/meminfo": "MemTotal: 4000 kB\nMemAvailable: 3000 kB\n"}
 OWN_GROUP = {"proc/self/cgroup": "0::/jobs/one\n"}
 
 
-def version_2(limit: str, used: int, cache: int) -> dict[str, str]:
+def version_2(used: int, cache: int, limit: str = "100000") -> dict[str, str]:
     """Returns the files of a control group."""
     statistics = f"anon 1\ninactive_file {cache}\nactive_file 7\n"
     return {"memory.max": f"{limit}\n", "memory.current": f"{used}\n", "memory.stat": statistics}
@@ -34,20 +34,15 @@ OWN = f"{V2}/jobs/one"
 
 CASES = {
     "no groups": ({}, 3_072_000),
-    "no limit": (OWN_GROUP | within(OWN, version_2("max", 9, 0)), 3_072_000),
-    "page cache is reclaimable": (
-        OWN_GROUP | within(OWN, version_2("100000", 30000, 20000)),
-        90_000,
-    ),
+    "no limit": (OWN_GROUP | within(OWN, version_2(9, 0, "max")), 3_072_000),
+    "page cache is reclaimable": (OWN_GROUP | within(OWN, version_2(30000, 20000)), 90_000),
     "a limit above": (
-        OWN_GROUP
-        | within(OWN, version_2("100000", 30000, 0))
-        | within(f"{V2}/jobs", version_2("100000", 40000, 0)),
+        OWN_GROUP | within(OWN, version_2(30000, 0)) | within(f"{V2}/jobs", version_2(40000, 0)),
         60_000,
     ),
-    "more is used than the limit": (OWN_GROUP | within(OWN, version_2("100000", 130000, 0)), 0),
+    "more is used than the limit": (OWN_GROUP | within(OWN, version_2(130000, 0)), 0),
     "a container, whose own group is at the top": (
-        {"proc/self/cgroup": "0::/\n"} | within(V2, version_2("100000", 30000, 0)),
+        {"proc/self/cgroup": "0::/\n"} | within(V2, version_2(30000, 0)),
         70_000,
     ),
     "version 1": (

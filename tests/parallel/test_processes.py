@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from common import Patch, changed, free_port, translations, wait_for
+from common import Patch, changed, free_port, on_devices, translations, wait_for
 from object_store import Bucket
 from training_process import of_kind
 
@@ -33,13 +33,11 @@ from transformer_jax.training.setup import prepare
 from transformer_jax.training.trainer import train
 from transformer_jax.training.validation import evaluate
 
-ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=2"),
-}
+ENVIRONMENT = {"JAX_PLATFORMS": "cpu", **on_devices(2)}
 
 
 COMMAND = "from transformer_jax.cli.main import main; main()"
+ERROR = "transformer-jax: error: "
 
 
 def begin(*command: str, program: str = COMMAND, **changes: str) -> subprocess.Popen[str]:
@@ -111,11 +109,9 @@ def test_a_run_that_is_not_shared_is_refused(tiny_config: Config, tmp_path: Path
         start(config, tmp_path / f"run{i}", *place, program=impatient + COMMAND)
         for i, place in enumerate(places())
     ]
+    said = "must be on storage that all processes share\n"
     for i, process in enumerate(both):
-        assert end(process, 2) == (
-            f"transformer-jax: error: run {tmp_path}/run{i}: must be on storage that all processes "
-            "share\n"
-        )
+        assert end(process, 2) == f"{ERROR}run {tmp_path}/run{i}: {said}"
 
 
 @pytest.mark.long
@@ -134,7 +130,7 @@ def test_a_process_with_other_files_is_refused_by_name(
         there = f"import os; os.chdir({str(tmp_path / str(i))!r}); "
         both.append(start(config, Path("run"), *place, program=there + COMMAND))
     end(both[0], 2)
-    what = "transformer-jax: error: process 1 has another config or data than process 0 "
+    what = f"{ERROR}process 1 has another config or data than process 0 "
     files = r"\(pairs.tsv: \w{12} -> \w{12}; own.model: \w{12} -> \w{12}\)\n"
     assert re.fullmatch(re.escape(what) + files, end(both[1], 2))
     shutil.copytree(finished.folder, tmp_path / "0" / "run")
@@ -173,10 +169,8 @@ def test_a_port_that_is_in_use_is_named(tiny_config: Config, tmp_path: Path) -> 
         used.listen()
         address = f"127.0.0.1:{used.getsockname()[1]}"
         one = start(config, tmp_path / "run", f"--coordinator={address}", "--process=0/2")
-        assert end(one, 2) == (
-            f"transformer-jax: error: --coordinator={address}: Address already in use; "
-            "name a free port\n"
-        )
+        said = f"--coordinator={address}: Address already in use; name a free port\n"
+        assert end(one, 2) == ERROR + said
 
 
 @pytest.mark.long
@@ -191,15 +185,10 @@ def test_processes_that_do_not_come_are_told(
     with monkeypatch.context() as pod:
         pod.setitem(ENVIRONMENT, "KUBERNETES_SERVICE_HOST", "10.0.0.1")
         waiting = start(config, tmp_path / "run", *options, program=impatient + COMMAND)
-    error = end(waiting, 2)
-    assert error == (
-        f"transformer-jax: error: --coordinator={address}: waited 3 seconds there for the "
-        "coordinator\n"
-    )
+    said = f"--coordinator={address}: waited 3 seconds there for the coordinator\n"
+    assert end(waiting, 2) == ERROR + said
     error = end(start(config, tmp_path / "run", "--coordinator=auto"), 2)
-    assert error.startswith(
-        "transformer-jax: error: --coordinator=auto: coordinator_address should"
-    )
+    assert error.startswith(f"{ERROR}--coordinator=auto: coordinator_address should")
     assert error.endswith("; give --coordinator=HOST:PORT\n")
     assert not (tmp_path / "run").exists()
 
@@ -226,7 +215,7 @@ def test_an_error_of_the_coordinator_is_said_once_and_ends_all(option: str, fixt
     command = ["translate", f"--run={fixtures / 'run'}", option]
     one, other = (begin(*command, *place) for place in places())
     error = end(one, 2)
-    assert error.startswith("transformer-jax: error: ")
+    assert error.startswith(ERROR)
     assert "gone" in error
     assert end(other, 2) == error
     assert time.monotonic() < began + 30  # nobody has waited for a timeout
@@ -240,9 +229,8 @@ def test_two_processes_evaluate_as_one(fixtures: Path, tmp_path: Path, monkeypat
     Path(corpus).write_text(text + "old\tneu\n", "utf-8")
     [wanted] = evaluate(Translator.load(fixtures / "run"), [corpus])
     options = [f"--run={fixtures / 'run'}", f"--data={corpus}", "--json", "--mesh", "fsdp=2"]
-    evaluating = begin(
-        "evaluate", *options, "--processes=2", XDG_CACHE_HOME=str(tmp_path / "other")
-    )
+    cache = str(tmp_path / "other")
+    evaluating = begin("evaluate", *options, "--processes=2", XDG_CACHE_HOME=cache)
     out, error = evaluating.communicate(timeout=200)
     assert (evaluating.returncode, error) == (0, "")
     found = json.loads(out)
@@ -258,7 +246,7 @@ def test_a_process_that_fails_alone_does_not_wait_for_the_others(fixtures: Path)
     other = begin(*command, *second, "--beam=0")
     one = begin(*command, *first)
     began = time.monotonic()
-    assert end(other, 2) == "transformer-jax: error: decode.beam=0: must be above 0\n"
+    assert end(other, 2) == f"{ERROR}decode.beam=0: must be above 0\n"
     one.communicate(timeout=200)
     assert one.returncode not in (0, None)
     assert time.monotonic() < began + 90
@@ -303,10 +291,8 @@ def test_the_death_of_a_process_ends_all(tiny_config: Config, tmp_path: Path) ->
     began = time.monotonic()
     error = end(training, 1)
     assert time.monotonic() < began + 20
-    assert error.splitlines()[-1] == (
-        "transformer-jax: error: process 1 of 2 was ended by SIGKILL; the same command continues "
-        "the run"
-    )
+    said = "process 1 of 2 was ended by SIGKILL; the same command continues the run"
+    assert error.splitlines()[-1] == ERROR + said
     assert error.count("error") == 1  # nothing of what the other process says of it
 
 

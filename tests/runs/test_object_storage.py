@@ -38,21 +38,25 @@ def names(folder: AnyPath) -> list[str]:
     return sorted({name.split("/")[0] for name in files_below(folder)})
 
 
-def killed_before(
-    owner: Any, name: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]
-) -> None:
-    """Leaves the bucket as a process does that is killed in `act` before it calls `name`."""
-    left: list[dict[str, Object]] = []
-    function = getattr(owner, name)
+@pytest.fixture
+def kill(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function (owner, name, act) that leaves the bucket as a process does that is killed in
+    `act` before it calls `name`."""
 
-    def call(*arguments: Any) -> Any:
-        left.append(dict(bucket.objects))
-        return function(*arguments)
+    def killed_before(owner: Any, name: str, act: Callable[[], Any]) -> None:
+        left: list[dict[str, Object]] = []
+        function = getattr(owner, name)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, call)
-        act()
-    bucket.objects = left[0]
+        def call(*arguments: Any) -> Any:
+            left.append(dict(bucket.objects))
+            return function(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, call)
+            act()
+        bucket.objects = left[0]
+
+    return killed_before
 
 
 def copy(source: AnyPath, target: AnyPath) -> None:
@@ -62,11 +66,9 @@ def copy(source: AnyPath, target: AnyPath) -> None:
         (target / name).write_bytes(path.read_bytes())
 
 
-def test_a_checkpoint_counts_once_its_manifest_is_written(
-    folder: epath.Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_counts_once_its_manifest_is_written(folder: epath.Path, kill: Any) -> None:
     save(folder, 1)
-    killed_before(manifest, "write", bucket, monkeypatch, lambda: save(folder, 2))
+    kill(manifest, "write", lambda: save(folder, 2))
     assert names(folder) == ["00000001", "00000002"]
     assert len(files_below(folder / "00000002" / "weights")) > 3  # the arrays are there
     assert checkpoint.steps(folder) == [1]
@@ -76,26 +78,20 @@ def test_a_checkpoint_counts_once_its_manifest_is_written(
     assert names(folder) == ["00000001", "00000003"]
 
 
-def test_a_checkpoint_counts_until_its_manifest_is_deleted(
-    folder: epath.Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_counts_until_its_manifest_is_deleted(folder: epath.Path, kill: Any) -> None:
     save(folder, 1)
-    killed_before(
-        checkpoint.files, "remove_folder", bucket, monkeypatch, lambda: save(folder, 2, keep=1)
-    )
+    kill(checkpoint.files, "remove_folder", lambda: save(folder, 2, keep=1))
     assert names(folder) == ["00000001", "00000002"]
     assert checkpoint.steps(folder) == [2]
     save(folder, 3)
     assert names(folder) == ["00000002", "00000003"]
 
 
-def test_a_step_saved_again_is_never_lost(
-    folder: epath.Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_saved_again_is_never_lost(folder: epath.Path, kill: Any) -> None:
     save(folder, 1, attempt=1)
-    killed_before(manifest, "write", bucket, monkeypatch, lambda: save(folder, 1, attempt=2))
+    kill(manifest, "write", lambda: save(folder, 1, attempt=2))
     assert checkpoint.progress(folder, 1) == {"attempt": 1}
-    killed_before(checkpoint, "_remove", bucket, monkeypatch, lambda: save(folder, 1, attempt=3))
+    kill(checkpoint, "_remove", lambda: save(folder, 1, attempt=3))
     assert names(folder) == ["00000001", "00000001.new1"]
     assert checkpoint.progress(folder, 1) == {"attempt": 3}
     save(folder, 1, attempt=4)

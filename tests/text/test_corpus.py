@@ -60,9 +60,8 @@ def test_an_unknown_split_is_one_line_with_the_choices() -> None:
 
 def test_the_digest_is_of_the_text(tmp_path: Path) -> None:
     plain = text_pair(tmp_path, PAIRS)
-    assert {Corpus(text_pair(tmp_path, PAIRS, end)).digest for end in COMPRESS} == {
-        Corpus(plain).digest
-    }
+    compressed = {Corpus(text_pair(tmp_path, PAIRS, end)).digest for end in COMPRESS}
+    assert compressed == {Corpus(plain).digest}
     assert re.fullmatch("[0-9a-f]{64}", Corpus(plain).digest)
     assert Corpus(",".join(plain.split(",")[::-1])).digest != Corpus(plain).digest
     different = [[("a", "b")], [("a", "c")], [("c", "b")], [("a\na", "b")], [("a", "a\nb")]]
@@ -133,14 +132,13 @@ def test_text_files_are_split_at_the_comma_where_both_exist(tmp_path: Path) -> N
     assert list(Corpus(f"{source},{target}").pairs()) == [("x", "y")]
 
 
-def test_other_commas_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_other_commas_are_errors(here: Path) -> None:
     with pytest.raises(ValueError, match=r"^corpus 'a,b\.tsv': no such file, and 0 of"):
         list(Corpus("a,b.tsv").pairs())
     with pytest.raises(ValueError, match=r"^corpus 'a,b,c': no such file, and 0 of its 2 commas"):
         list(Corpus("a,b,c").pairs())
     for name in ("a", "b,c", "a,b", "c"):
-        write(tmp_path / name, "x\n")
+        write(here / name, "x\n")
     with pytest.raises(ValueError, match=r"^corpus 'a,b,c': no such file, and 2 of its 2 commas"):
         list(Corpus("a,b,c").pairs())
     with pytest.raises(ValueError, match=r"^missing: No such file or directory"):

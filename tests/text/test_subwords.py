@@ -108,10 +108,8 @@ def test_bpe_drops_each_merge_with_the_given_probability(
         _, i = merges[0]
         merged = (*parts[:i], parts[i] + parts[i + 1], *parts[i + 2 :])
         chances: dict[Any, float] = defaultdict(float)
-        for share, more in (
-            (1 - rate, ways(merged, dropped)),
-            (rate, ways(parts, dropped | {(ends[i], ends[i + 1], ends[i + 2])})),
-        ):
+        kept = ways(parts, dropped | {(ends[i], ends[i + 1], ends[i + 2])})
+        for share, more in ((1 - rate, ways(merged, dropped)), (rate, kept)):
             for way, probability in more.items():
                 chances[way] += share * probability
         return chances
@@ -126,11 +124,9 @@ def test_bpe_drops_each_merge_with_the_given_probability(
 def test_words_of_a_text_are_drawn_one_by_one() -> None:
     one, two = (draws(model(), word, 0.2) for word in ("dog", "mimi"))
     both = draws(model(), "dog mimi", 0.2)
-    wanted = {
-        (*a, *b): one[a] * two[b] / DRAWS**2 for a in one for b in two if one[a] * two[b] > 1e5
-    }
-    assert len(wanted) > 3
-    for way, share in wanted.items():
+    ways = {(*a, *b): one[a] * two[b] / DRAWS**2 for a in one for b in two if one[a] * two[b] > 1e5}
+    assert len(ways) > 3
+    for way, share in ways.items():
         assert both[way] / DRAWS == pytest.approx(share, abs=0.03)
 
 
@@ -160,9 +156,7 @@ def test_a_model_is_read_as_sentencepiece_reads_it() -> None:
         proto = parse(trained)
         pieces = proto.pieces
         assert proto.trainer_spec.model_type == number
-        assert [piece.piece for piece in pieces] == [
-            inner.id_to_piece(i) for i in range(inner.get_piece_size())
-        ]
+        assert [p.piece for p in pieces] == [*map(inner.id_to_piece, range(inner.get_piece_size()))]
         for i, piece in enumerate(pieces):
             assert piece.score == pytest.approx(inner.get_score(i))
             assert (piece.type == 6) == inner.is_byte(i)

@@ -11,12 +11,13 @@ from transformer_jax.text import summary, tokenizer
 from transformer_jax.text.corpus import Corpora
 from transformer_jax.text.summary import summarize
 
+Pairs = list[tuple[str, str]]
 PAIRS = [(f"the old book {i}", f"das alte Buch {i}") for i in range(60)]
 TOKENIZERS = tokenizer.train(PAIRS, TokenizerConfig(vocabulary=320))
 WORDS = tokenizer.train(PAIRS, TokenizerConfig(vocabulary=300, kind="word"))
 
 
-def corpora(folder: Path, *train: list[tuple[str, str]], dev: list[tuple[str, str]]) -> Corpora:
+def corpora(folder: Path, *train: Pairs, dev: Pairs) -> Corpora:
     """Corpora of these pairs."""
     named = {f"train{i}": pairs for i, pairs in enumerate(train)} | {"dev": dev}
     paths = [
@@ -36,17 +37,12 @@ def corpora(folder: Path, *train: list[tuple[str, str]], dev: list[tuple[str, st
     ],
 )
 def test_pairs_that_recur_are_counted(
-    tmp_path: Path,
-    train: list[tuple[str, str]],
-    dev: list[tuple[str, str]],
-    equal: int,
-    common: tuple[int, int],
+    tmp_path: Path, train: Pairs, dev: Pairs, equal: int, common: tuple[int, int]
 ) -> None:
     both = corpora(tmp_path, train[:20], train[20:], dev=dev)  # of two corpora
     *_, repeated, overlap = summarize(both, TOKENIZERS, None)
-    assert repeated == (
-        f"training text: {len(train)} pairs read, of which {equal} equal an earlier one"
-    )
+    read = f"{len(train)} pairs read, of which {equal} equal an earlier one"
+    assert repeated == f"training text: {read}"
     said = f"{common[0]} pairs and {common[1]} sources are in the training text, too"
     assert overlap == f"{both.dev[0].name}: {said}"
 

@@ -9,6 +9,7 @@ import pytest
 from tools import documents
 
 ROOT = Path(__file__).parents[2]
+PAGES = [*documents.DOCUMENTS, ROOT / "CONTRIBUTING.md"]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -29,9 +30,7 @@ def test_notebooks_hold_no_outputs(path: Path) -> None:
     assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
 
 
-@pytest.mark.parametrize(
-    "document", [*documents.DOCUMENTS, ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name
-)
+@pytest.mark.parametrize("document", PAGES, ids=lambda p: p.name)
 def test_files_that_are_named_exist(document: Path) -> None:
     text = document.read_text("utf-8")
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)

@@ -15,22 +15,16 @@ from transformer_jax.benchmark import results
 from transformer_jax.config import Config, DecodeConfig
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Result files and runs go to `tmp_path`."""
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
-def tiny(tiny_config: Config, tmp_path: Path) -> Study:
-    """A study of two seeds, of four steps each."""
+def tiny(tiny_config: Config, here: Path) -> Study:
+    """A study of two seeds, of four steps each. Results and runs are in a folder of its own."""
     folder = str(Path(tiny_config.data.train[0].split(",")[0]).parent)
     pattern = "{folder}/{part}.en,{folder}/{part}.de"
     data = Data(folder, pattern, dev="dev", test="dev", blind=("new",))
     (Path(folder) / "blind").mkdir()
     with gzip.open(f"{folder}/blind/new.en.gz", "wt") as file:
         file.write("the old man\na new book\n")
-    path = config_file(tiny_config, tmp_path / "tiny.py")
+    path = config_file(tiny_config, here / "tiny.py")
     rows = {"a": {"train.seed": 0}, "b": {"train.seed": 1}}
     score = partial(translations, searches=[DecodeConfig(beam=1), DecodeConfig(beam=2)])
     return Study("tiny", data, rows, {"train.steps": 4}, score, str(path), keep_outputs=True)

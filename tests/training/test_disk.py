@@ -14,7 +14,8 @@ from tools.damage import contents
 from tools.faults import Case
 from tools.processes import Fault, finish
 from transformer_jax.config import Config
-from transformer_jax.runs import lock, run
+from transformer_jax.runs import lock
+from transformer_jax.runs.run import Run
 from transformer_jax.training.trainer import train
 
 NEW = r"os\.mkdir .*/00000008\.new"
@@ -34,12 +35,7 @@ FULL = r"\[Errno 27\] File too large: 'RUN/{}'"
     ids=["checkpoint", "read-only", "metrics", "tensorboard", "config"],
 )
 def test_a_full_disk_is_one_line_and_the_run_goes_on(
-    fault: Fault,
-    message: str,
-    saved: list[int],
-    tiny_config: Config,
-    finished: run.Run,
-    tmp_path: Path,
+    fault: Fault, message: str, saved: list[int], tiny_config: Config, finished: Run, tmp_path: Path
 ) -> None:
     options = ["--tensorboard"] if "tensorboard" in message else []
     whole = reference(tiny_config, finished, tmp_path, *options)
@@ -48,9 +44,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on(
     assert row["saved"] == saved
 
 
-def test_a_full_disk_while_a_run_is_continued_changes_nothing(
-    copied: run.Run, tmp_path: Path
-) -> None:
+def test_a_full_disk_while_a_run_is_continued_changes_nothing(copied: Run, tmp_path: Path) -> None:
     before = contents(tmp_path)
     longer = changed(copied.config, train={"steps": 14})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -78,7 +72,7 @@ def test_a_folder_that_cannot_be_written_is_named(
 
 @pytest.mark.slow
 def test_a_job_started_again_changes_nothing_while_the_first_one_saves(
-    tiny_config: Config, finished: run.Run, tmp_path: Path
+    tiny_config: Config, finished: Run, tmp_path: Path
 ) -> None:
     whole = reference(tiny_config, finished, tmp_path)
     folder = whole.fresh()

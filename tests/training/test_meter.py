@@ -37,11 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def make_meter(
-    records: list[dict[str, Any]],
-    step: int = 0,
-    seconds: float = 0.0,
-    sums: Sums | None = None,
-    **limits: Any,
+    records: list[Any], step: int = 0, seconds: float = 0.0, sums: Sums | None = None, **limits: Any
 ) -> Meter:
     def report(kind: str, step: int, **values: float) -> None:
         records.append({"kind": kind, "step": step, **values})

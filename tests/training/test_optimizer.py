@@ -13,6 +13,7 @@ from common import Patch, build, flat, tiny
 
 from transformer_jax.config import Config, DataConfig, OptimizerConfig, TrainConfig
 from transformer_jax.errors import UserError
+from transformer_jax.models.parameter_paths import map_with_paths
 from transformer_jax.training.optimizer import OPTIMIZERS, make_optimizer
 from transformer_jax.training.schedules import SCHEDULES, Schedule, describe_end, learning_rate
 from transformer_jax.training.setup import check_config
@@ -103,12 +104,8 @@ def test_weight_decay_leaves_norms_and_biases_alone() -> None:
 
     moved = flat(jax.tree.map(np.any, update(params)))
     decayed = {name for name, changed in moved.items() if changed}
-    matrices = {
-        name
-        for name in flat(params)
-        if name.endswith(("kernel", "embedding", "positions")) or name == "output"
-    }
-    assert decayed == matrices
+    matrices = ("kernel", "embedding", "positions", "output")
+    assert decayed == {name for name in flat(params) if name.endswith(matrices)}
 
 
 @pytest.mark.parametrize(
@@ -126,10 +123,8 @@ def test_muon_makes_the_momentum_of_a_matrix_nearly_orthogonal(
     updates: Any = optimizer.update(tree, optimizer.init(tree), tree)[0]
     matrix = (math.prod(shape[:inputs]), math.prod(shape[inputs:]))
     u, _, v = np.linalg.svd(np.asarray(gradient).reshape(matrix), full_matrices=False)
-    scaled = np.asarray(updates[layer]["kernel"]).reshape(matrix) / (
-        -0.5 * 0.2 * max(matrix) ** 0.5
-    )
-    values = u.T @ scaled @ v.T
+    scale = -0.5 * 0.2 * max(matrix) ** 0.5
+    values = u.T @ np.asarray(updates[layer]["kernel"]).reshape(matrix) @ v.T / scale
     np.testing.assert_allclose(values, np.diag(np.diag(values)), atol=1e-4)
     assert np.diag(values).min() > 0.5  # as are those of five iterations (Jordan et al. 2024)
     assert np.diag(values).max() < 1.3
@@ -139,10 +134,7 @@ def test_muon_leaves_embeddings_norms_and_biases_to_adam() -> None:
     _, params = build(tiny(tied="none", positions="learned", output_bias=True, norm="pre"))
     optimizer = make_optimizer(Config(optimizer=OptimizerConfig(kind="muon")), params)
     state = jax.eval_shape(optimizer.init, params)
-    paths = [
-        jax.tree_util.keystr(path, simple=True, separator="/")
-        for path, _ in jax.tree_util.tree_leaves_with_path(state)
-    ]
+    paths = jax.tree.leaves(map_with_paths(lambda path, _: path, state))
     for name in flat(params):
         moments = sum(path.endswith(f"/{name}") for path in paths)
         assert moments == (1 if name.endswith("kernel") else 2), name  # Adam has two

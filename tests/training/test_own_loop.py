@@ -19,21 +19,20 @@ PAGE = (Path(__file__).parents[2] / "docs" / "own_loop.md").read_text("utf-8")
 @pytest.mark.long
 @pytest.mark.usefixtures("small_arrays_are_split")
 def test_losses_do_not_depend_on_the_devices(
-    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_config: Config, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dropout and subword sampling are on."""
     devices = jax.devices()
 
     def run(mesh: MeshConfig, count: int) -> Any:
         monkeypatch.setattr(jax, "devices", lambda *_: devices[:count])
-        config_file(replace(tiny_config, mesh=mesh), tmp_path / "configs" / "quickstart.py")
+        config_file(replace(tiny_config, mesh=mesh), here / "configs" / "quickstart.py")
         space: dict[str, Any] = {}
         exec(compile(PROGRAM, "own_loop.py", "exec"), space)
         assert space["mesh"].size == count
         return space
 
-    (tmp_path / "configs").mkdir()
-    monkeypatch.chdir(tmp_path)
+    (here / "configs").mkdir()
     one, eight = run(MeshConfig(), 1), run(MeshConfig(data=2, fsdp=4), 8)
     leaf = eight["state"].params["target_embedding"]["embedding"]
     assert not leaf.sharding.is_fully_replicated

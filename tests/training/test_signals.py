@@ -72,15 +72,13 @@ def at_once() -> None:
 
 
 @needs_main_thread
-@pytest.mark.parametrize(
-    ("arrive", "first"), [(soon_again, signal.SIGTERM), (at_once, signal.SIGINT)]
-)
-def test_two_signals_are_one_request(arrive: Callable[[], None], first: signal.Signals) -> None:
+@pytest.mark.parametrize(("act", "first"), [(soon_again, signal.SIGTERM), (at_once, signal.SIGINT)])
+def test_two_signals_are_one_request(act: Callable[[], None], first: signal.Signals) -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
     try:
         with signals.stop_signals() as stop:
-            arrive()
+            act()
             assert (stop.signal, seen) == (first, [])
             signal.raise_signal(signal.SIGTERM)
             assert seen == [signal.SIGTERM]

@@ -151,9 +151,8 @@ def test_training_learns_and_resumes_to_the_bit() -> None:
     model, params = build(tiny(dropout=0.1, attention_dropout=0.1, ffn_dropout=0.1))
     options = OptimizerConfig(schedule="inverse_sqrt", learning_rate=0.02, warmup=5, clip_norm=1.0)
     optimizer = make_optimizer(Config(optimizer=options), params)
-    run = jax.jit(
-        partial(train_step, loss=loss_of(model), optimizer=optimizer, accumulate=2, ema=0.9)
-    )
+    update = partial(train_step, loss=loss_of(model), optimizer=optimizer, accumulate=2, ema=0.9)
+    run = jax.jit(update)
     state, losses, half = init_state(params, optimizer, 0.9), [], None
     for step in range(40):
         state, metrics = run(state, BATCH, KEY)
