@@ -2,6 +2,7 @@
 
 import re
 
+import jax
 import pytest
 from common import ONE_DEVICE, tiny
 
@@ -20,6 +21,7 @@ def test_it_measures_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in reduced.items():
         monkeypatch.setattr(gpu, name, value)
     monkeypatch.setattr(training, "_start_peers", lambda *_: {})  # other tests start them
+    assert jax.device_count() == 8  # JAX starts here, if no other test has started it
     for name, value in ONE_DEVICE.items():  # of the processes that it starts
         monkeypatch.setenv(name, value)
     found = dict(gpu.measure(list(gpu.PARTS)))
