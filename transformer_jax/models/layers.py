@@ -74,7 +74,9 @@ class EncoderLayer(_Layer):
         self.self_attention_norm = layer_norm(self.config)
         self._set_up_ffn()
 
-    def __call__(self, x: Hidden, context: Context, rng: Key | None) -> tuple[Hidden, Auxiliary]:
+    def __call__(
+        self, x: Hidden, context: Context, rng: Key | None = None
+    ) -> tuple[Hidden, Auxiliary]:
         """Returns the output and the auxiliary values of both sub-layers."""
         rngs = split_rng(rng, 4)
 
