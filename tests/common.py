@@ -46,7 +46,7 @@ Patch = pytest.MonkeyPatch
 
 
 def on_devices(count: int) -> dict[str, str]:
-    """Environment of processes that have so many devices each, and compile as the tests do."""
+    """Returns the environment of a process with `count` devices, which compiles as tests do."""
     return {"XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={count}")}
 
 

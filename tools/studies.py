@@ -239,8 +239,11 @@ def back_translation(count: int) -> list[list[str]]:
 
 # Adaptation: a model of captions continues on LibreOffice's help, all with as many steps.
 
-EVERY = fields("train", evaluate_every=125, save_every=125, log_every=25)
-SHORT: Changes = {**steps(250), **EVERY, "optimizer.warmup": 50}
+SHORT: Changes = {
+    **steps(250),
+    **fields("train", evaluate_every=125, save_every=125, log_every=25),
+    "optimizer.warmup": 50,
+}
 HELP, OF_CAPTIONS = LIBREOFFICE.name(LIBREOFFICE.train), MULTI30K.name(MULTI30K.train)
 VOCABULARY = fields("tokenizer", vocabulary=4000, symbols=[])
 ADAPTED: dict[str, Changes] = {
@@ -322,11 +325,15 @@ def compare_kinds(rows: Rows, data: Data) -> dict[str, Any]:
 # Labels of recipes: latent attention and its baselines. The config was chosen on another sample.
 
 SOFT = cross(kind="soft")
-TWICE = {**steps(2000), **fields("train", evaluate_every=2000, save_every=2000)}
 MODELS: dict[str, Changes] = {
     "latent": {},
     "soft": SOFT,
-    "soft_wide": {**SOFT, **TWICE, **fields("model", heads=1, d_model=128)},
+    "soft_wide": {
+        **SOFT,
+        **steps(2000),
+        **fields("train", evaluate_every=2000, save_every=2000),
+        **fields("model", heads=1, d_model=128),
+    },
     "latent_no_positions": {"model.positions": "none"},
     "soft_no_positions": {**SOFT, "model.positions": "none"},
     "soft_encoder": {**SOFT, "model.layers": 1, "model.d_ff": 128},

@@ -16,6 +16,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from tools.common import spread
 from tools.studies import MULTI30K, STUDIES
 from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.benchmark import results
@@ -90,17 +91,12 @@ def compare(case: str, folder: str) -> dict[str, Any]:
     samples = {name: Samples(tuple(values)) for name, values in rates.items()}
     first = samples["one device"]
     variants = {
-        name: {"tokens_per_s": each.median, "ratio": _median(each.over(first))}
+        name: {"tokens_per_s": each.median, "ratio": spread(each.over(first))}
         for name, each in samples.items()
     }
     peers = [peer for peer in record["pytorch"] if "ratio" in peer]
     best = max(peers, key=itemgetter("tokens_per_s"), default=None)
     return record | {"variants": variants, "best_pytorch": best}
-
-
-def _median(samples: Samples) -> dict[str, float]:
-    low, high = samples.quartiles
-    return {"median": samples.median, "low": low, "high": high}
 
 
 def main() -> None:

@@ -250,7 +250,10 @@ def test_a_run_translates_on_another_mesh(finished: Run, tmp_path: Path, capsys:
         ("memory://run", "memory:// is not supported; name a folder on a disk or gs://BUCKET/NAME"),
         ("gs:/bucket/run", "must be a str gs://BUCKET/NAME"),  # what Path makes of gs://bucket/run
         ("gs://bucket", "must be a str gs://BUCKET/NAME"),
-        ("gs://bucket/run#1", "must be a str gs://BUCKET/NAME with letters, digits and -_.=+@/"),
+        (
+            "gs://bucket/run#1",
+            "must be a str gs://BUCKET/NAME with letters, digits and -_.=+@/ onl",
+        ),
         ("gs://bucket/runs/../run", "must be a str gs://BUCKET/NAME"),
         ("gs://nowhere/run", "no such bucket"),
         ("gs://private/run", "access, 401; log in with 'gcloud auth application-default login'"),

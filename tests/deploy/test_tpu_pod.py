@@ -65,7 +65,8 @@ def test_the_pod_trains_until_training_has_finished(
     assert start(programs).wait(60) == status
     assert (programs.folder / "calls").read_text("utf-8").splitlines() == calls
     created = (programs.folder / "create").read_text("utf-8")
-    assert created.startswith("--node-id=my-pod --accelerator-type=v6e-16 --spot --zone=us-east5-a")
+    wanted = "--node-id=my-pod --accelerator-type=v6e-16 --spot --zone=us-east5-a "
+    assert created.startswith(wanted)
     worker = programs.folder / "worker"
     assert (worker / "mounted").exists()
     assert (worker / "source/pyproject.toml").exists()

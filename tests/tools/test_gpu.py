@@ -39,7 +39,7 @@ def test_it_measures_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_part_is_named() -> None:
-    with pytest.raises(SystemExit, match=r"PART=nothing: must be one of tests, attention, tr"):
+    with pytest.raises(SystemExit, match="PART=nothing: must be one of tests, attention, train"):
         gpu.main(["nothing"])
     with pytest.raises(SystemExit, match=r"JAX finds no gpu, only cpu"):
         gpu.main([])

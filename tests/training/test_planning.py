@@ -67,7 +67,7 @@ def assert_estimated(plan: Planner, true: int, most: float = 1.6) -> None:
 
 @pytest.mark.slow
 def test_temporaries_are_estimated_from_what_is_kept() -> None:
-    """Of which rematerialization keeps less."""
+    """Rematerialization keeps fewer arrays, and the estimate follows."""
     true = []
     for remat in ("none", "layers"):
         plan = planner(DATA, execution=ExecutionConfig(remat=remat))
