@@ -17,7 +17,6 @@ from transformer_jax.decoding.translator import Translator
 from transformer_jax.files import write_whole
 
 SEARCH = DecodeConfig(beam=8, n_best=8, penalty="power", alpha=1.0)
-BACK = DecodeConfig(beam=5, penalty="power", alpha=1.0)
 
 
 def write_corpora(teachers: Sequence[Path], reverse: Path, data: Data, folder: Path) -> None:
@@ -35,7 +34,7 @@ def write_corpora(teachers: Sequence[Path], reverse: Path, data: Data, folder: P
         hypotheses = [hypothesis.text for hypothesis in translation.hypotheses]
         best.append(hypotheses[0])
         nearest.append(max(hypotheses, key=lambda x: bleu.sentence_score(x, [reference]).score))
-    back = texts(Translator.load(f"{reverse}", decode=BACK), references)
+    back = texts(Translator.load(f"{reverse}"), references)
     sides = (sources, best), (sources, nearest), (back, references)
     for file, pair in zip(files, sides, strict=True):
         with write_whole(file) as out:

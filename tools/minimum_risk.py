@@ -24,7 +24,6 @@ from transformer_jax.parallel.program_cache import cache_programs
 
 SAMPLES = 64
 TEMPERATURES = (1.0, 0.5)
-BEAM = DecodeConfig(beam=5, penalty="power", alpha=1.0)
 
 
 def least_risk(samples: Iterable[str]) -> str:
@@ -55,7 +54,7 @@ def main() -> None:
     sources, references = data.sides(data.dev)
     rows: list[dict[str, Any]] = []
     for run in options.runs:
-        outputs = {"beam": texts(Translator.load(run, decode=BEAM), sources)}
+        outputs = {"beam": texts(Translator.load(run), sources)}
         outputs |= {f"samples_{t:g}": sampled(run, sources, t) for t in TEMPERATURES}
         found = {name: score(lines, references) for name, lines in outputs.items()}
         rows.append({n: {"bleu": each["bleu"], "chrf": each["chrf"]} for n, each in found.items()})
