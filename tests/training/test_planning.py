@@ -61,8 +61,8 @@ def test_devices_exchange_the_gradients_once() -> None:
     assert gradients <= exchanged["all-reduce"].bytes <= gradients + 64  # and a few scalars
 
 
-def assert_estimated(plan: Planner, true: int, most: float = 1.6) -> None:
-    assert 0.9 * true < plan.memory(SHAPE).temporaries < most * true
+def assert_estimated(plan: Planner, true: int) -> None:
+    assert 0.9 * true < plan.memory(SHAPE).temporaries < 1.6 * true
 
 
 @pytest.mark.slow
@@ -78,22 +78,15 @@ def test_temporaries_are_estimated_from_what_is_kept() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mesh", "accumulate", "most"),
-    [
-        (DATA, 4, 1.6),
-        (MeshConfig(data=2, fsdp=4), 1, 1.6),
-        (MeshConfig(data=2, tensor=4), 1, 2.2),
-        (ALL, 2, 2.2),
-    ],
+    ("mesh", "accumulate"),
+    [(DATA, 4), (MeshConfig(data=2, fsdp=4), 1), (MeshConfig(data=2, tensor=4), 1), (ALL, 2)],
 )
-def test_so_are_those_of_parts(mesh: MeshConfig, accumulate: int, most: float) -> None:
-    """The parameters of this model need most of the memory. XLA splits some activations over
-    `tensor`, which the estimate does not do, so that it is larger there."""
+def test_so_are_those_of_parts(mesh: MeshConfig, accumulate: int) -> None:
+    """The parameters of this model need most of the memory."""
     model = tiny(d_model=256, d_ff=1024, heads=4, max_length=32, dropout=0.1)
     options = OptimizerConfig(accumulate=accumulate)
     plan = planner(mesh, model=model, optimizer=options)
-    true = plan.compiled(SHAPE)[0].temporaries
-    assert_estimated(plan, true, most)
+    assert_estimated(plan, plan.compiled(SHAPE)[0].temporaries)
 
 
 def test_microbatches_follow_from_the_devices() -> None:

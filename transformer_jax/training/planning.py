@@ -23,6 +23,7 @@ from transformer_jax.config import Config, MeshConfig
 from transformer_jax.data.buckets import ROWS_MULTIPLE, Shape
 from transformer_jax.flops import count_matmuls
 from transformer_jax.models.parameter_paths import split
+from transformer_jax.models.transformer import Model
 from transformer_jax.parallel import mesh as meshes
 from transformer_jax.parallel.devices import find_accelerator, usable_host_memory
 from transformer_jax.parallel.parameters import with_shardings
@@ -46,14 +47,15 @@ class StepCosts:
         self._layers = sum(setup.config.model.depths)
         self._symbolic = True
 
-    def _at(self, shape: Shape, remat: str) -> tuple[int, int]:
-        """Returns the operations, and the bytes kept for the backward pass."""
+    def _at(self, shape: Shape, remat: str) -> list[int]:
+        """Returns the operations, the bytes kept for the backward pass, and those of them that the
+        mesh axis `tensor` splits."""
         try:
             sizes = self._trace(remat, None if self._symbolic else shape)
         except (jax.errors.InconclusiveDimensionOperation, NotImplementedError):
             self._symbolic = False  # such as min(8, length) in a kind, or an associative scan
             sizes = self._trace(remat, shape)
-        return _evaluate(sizes[0], shape), _evaluate(sizes[1], shape)
+        return [_evaluate(size, shape) for size in sizes]
 
     def flops(self, shape: Shape, remat: str = "none") -> int:
         """Returns the operations of the matmuls of a step, over all devices.
@@ -62,9 +64,11 @@ class StepCosts:
         """
         return self._at(shape, remat)[0]
 
-    def saved_bytes(self, shape: Shape, remat: str = "none") -> int:
-        """Returns the bytes of the activations that the backward pass needs, over all devices."""
-        saved, whole = (self._at(shape, x)[1] for x in (remat, "none"))
+    def saved_bytes(self, shape: Shape, remat: str = "none", tensor: int = 1) -> int:
+        """Returns the bytes of the activations that the backward pass needs, over all devices that
+        have rows of their own. Each of these rows is on `tensor` devices."""
+        sizes = (self._at(shape, x) for x in (remat, "none"))
+        saved, whole = (kept - split + split // tensor for _, kept, split in sizes)
         # Those of one layer at a time are computed again, and are then in memory, too.
         return saved + (whole - saved) // self._layers
 
@@ -91,9 +95,10 @@ def ideal_seconds_fn(setup: Setup) -> Callable[[Batch], float]:
     return ideal_seconds
 
 
-def _trace(setup: StepSetup, remat: str, shape: Shape | None) -> tuple[Size, Size]:
-    """Returns the operations of the matmuls, and the bytes kept for the backward pass, of batches
-    of a shape; None: of any shape, as functions of its sizes."""
+def _trace(setup: StepSetup, remat: str, shape: Shape | None) -> tuple[Size, Size, Size]:
+    """Returns the operations of the matmuls, the bytes kept for the backward pass, and those of
+    them that the mesh axis `tensor` splits, of batches of a shape; None: of any shape, as functions
+    of its sizes."""
     config, state = setup.config, setup.abstract_state
     alone = {"kernel": "reference", "constrain": unconstrained, "shards": 1}
     loss = replace(setup, model=setup.model.clone(**alone, remat=remat)).loss
@@ -109,8 +114,16 @@ def _trace(setup: StepSetup, remat: str, shape: Shape | None) -> tuple[Size, Siz
     closed, (backward, _) = trace(state.params, batch, jax.random.key(0), state.averages)
     kept = closed.jaxpr.outvars[: len(jax.tree.leaves(backward))]
     residuals: set[Any] = {x for x in kept if isinstance(x, Var)} - {*closed.jaxpr.invars}
-    saved = sum(math.prod(x.aval.shape) * x.aval.dtype.itemsize for x in residuals)
-    return count_matmuls(closed.jaxpr), saved
+    saved = {x: math.prod(x.aval.shape) * x.aval.dtype.itemsize for x in residuals}
+    split_bytes = sum(n for x, n in saved.items() if _is_split(x.aval.shape, setup.model))
+    return count_matmuls(closed.jaxpr), sum(saved.values()), split_bytes
+
+
+def _is_split(shape: Sequence[Size], model: Model) -> bool:
+    """Returns whether `tensor` splits an activation: [B, N, ...], or one of d_ff or the logits."""
+    config = model.config
+    wide = shape[-1:] in ((config.d_ff,), (model.target_vocabulary,))
+    return wide or (len(shape) > 3 and shape[1] in (config.heads, config.kv_heads))
 
 
 def _symbolic_shape(labels: int | None) -> Shape:
@@ -188,14 +201,15 @@ class Planner:
 
         The estimate is what the forward pass keeps, the gradients of the parameters (with
         microbatches, those of one and their sum) and of the logits, and the parameters that `fsdp`
-        gathers. XLA fuses some of it away, splits some of it over `tensor`, and needs more buffers.
+        gathers. XLA fuses some of it away, and needs more buffers.
         """
         shape, mesh, params = self.shape(shape), self.setup.mesh, self._params_bytes
+        tensor = mesh.shape[meshes.TENSOR]
         batch = abstract_batch(shape, self.config.data.packing)
         shards, microbatches = meshes.data_parallel_size(mesh), self.setup.microbatches
         rows = shape.rows * (2 if self.config.optimizer.r_drop else 1)
-        logits = rows * shape.target * self._vocabularies[1] * 4 // mesh.shape[meshes.TENSOR]
-        kept = self._costs.saved_bytes(shape, self.config.execution.remat) + logits
+        logits = rows * shape.target * self._vocabularies[1] * 4 // tensor
+        kept = self._costs.saved_bytes(shape, self.config.execution.remat, tensor) + logits
         gradients = self._gradient_bytes * min(microbatches, 2)
         temporaries = kept // (shards * microbatches) + gradients
         if mesh.shape[meshes.FSDP] > 1:
