@@ -15,8 +15,8 @@ NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 # From a clean kernel, in the folder of the notebook.
 EXECUTE := .venv/bin/jupyter-execute --timeout=1200 --kernel_name=python3 --output='../build/notebooks/{notebook_name}'
 MATHJAX := mathjax@3.2.2
-MEASUREMENTS := attention costs decode devices faults interop million_lines minimum_risk model real_sizes remat scaling \
-  train_speed windows
+MEASUREMENTS := attention costs decode devices faults interop million_lines minimum_risk model parts real_sizes remat \
+  scaling train_speed windows
 
 .PHONY: help quickstart test test-newest check ci-long test-slow shape multi30k study measure gpu readme pictures notebooks docs browser wheel release clean
 
@@ -46,6 +46,7 @@ help:
 	@echo "  make notebooks          execute the notebooks, build/notebooks (about 10 minutes)"
 	@echo "  make docs               build the site, build/site, with the notebooks as pages"
 	@echo "  make wheel              build the package, dist, and test it in a clean environment"
+	@echo "  make clean              delete what the other commands build and install, but no run"
 	@echo "  make release            the wheel and the sources, dist, tested with each of PYTHONS; uploads nothing"
 
 # Runs only when a dependency has changed.
@@ -200,4 +201,4 @@ shape: $(INSTALLED)
 	$(PY) -m tools.shape
 
 clean:
-	rm -rf .venv .venv-newest .venv-tpu build dist docs/reference runs
+	rm -rf .venv .venv-newest .venv-peers .venv-tpu build dist docs/reference

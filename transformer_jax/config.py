@@ -130,7 +130,7 @@ class AttentionConfig(_Section):
     latent, plain, or the label of a kind of your own."""
     score: str = "scaled_dot"
     """Score of a query and a key: scaled_dot (the paper's, section 3.2.1), dot, general, additive,
-    location."""
+    location, or the label of your own."""
     window: int | None = None
     """Number of positions on each side of the center of a window (D), for the local kinds."""
     layer: int | None = None
@@ -192,7 +192,7 @@ class ModelConfig(_Section):
     2π · 10000^(i/(D/2 - 1)), as in Marian, Tensor2Tensor and fairseq (marian)."""
     activation: str = "relu"
     """Hidden layer of the feed-forward network: relu (as in the paper), gelu (the exact one),
-    quick_gelu (x σ(1.702 x)), silu or swiglu (silu with a gate)."""
+    quick_gelu (x σ(1.702 x)), silu or swiglu (silu with a gate), or the label of your own."""
     tied: Literal["all", "decoder", "none"] = "all"
     """What shares one matrix: both embeddings and the logits (all), the target embeddings and the
     logits (decoder), nothing (none). With all, both sides also share learned positions."""
@@ -324,7 +324,7 @@ class TokenizerConfig(_Section):
     """Number of ids of a trained model, including the special ids and the 256 of the byte fallback.
     Word models have no byte fallback and may have fewer ids."""
     joint: bool = True
-    """One vocabulary for both languages, or one for each."""
+    """Whether both languages share one vocabulary; otherwise each has its own."""
     symbols: tuple[str, ...] = ()
     """Strings that are always one token, such as placeholders."""
     sampling: float = 0.0
@@ -382,7 +382,7 @@ class DataConfig(_Section):
     packing: bool = False
     """Whether to pack several pairs into one row; all batches then have one shape."""
     packed_length: Count = 128
-    """Length of packed rows."""
+    """Length of packed rows; at least that of the longest sentence."""
     workers: Count = _changeable(2)
     """Number of threads that tokenize. Subword sampling always runs in one thread."""
     cache: str = _changeable("")
@@ -517,9 +517,8 @@ class DecodeConfig(_Section):
     """Whether beam search stops once `beam` hypotheses have ended, as in most toolkits; otherwise
     once no other can be among the n best."""
     lookahead: bool = _changeable(True)
-    """Whether that counts what the others can become when they are longer; otherwise the search
-    ends once `beam` hypotheses have ended that none beats as it is, as in Hugging Face's
-    transformers."""
+    """Without early_stopping: whether a hypothesis that has not ended counts as what it can become
+    when it is longer; otherwise as it is, as in Hugging Face's transformers."""
     sample: bool = _changeable(False)
     """Whether to draw tokens at random instead of searching for the best."""
     temperature: Positive = _changeable(1.0)

@@ -69,7 +69,7 @@ def test_no_memory_is_one_line(monkeypatch: Patch, finished: Run, capsys: Captur
 
     monkeypatch.setattr(run, "average", full)
     line = error_line(["average", f"--run={finished.folder}", "--out=x"], capsys)
-    assert line.endswith("Out of memory allocating 9 bytes.; needs smaller batches or beams")
+    assert line.endswith("Out of memory allocating 9 bytes.; needs smaller batches")
 
 
 def test_text_is_utf8_on_any_terminal(finished: Run, monkeypatch: Patch) -> None:

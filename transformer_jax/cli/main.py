@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (UserError, OSError, RuntimeError) as error:
         message = str(error)
         if no_memory := message.startswith("RESOURCE_EXHAUSTED"):  # one of JAX
-            message = f"{message.splitlines()[0]}; needs smaller batches or beams"
+            message = f"{message.splitlines()[0]}; needs smaller batches"
         if "--debug" in arguments or (isinstance(error, RuntimeError) and not no_memory):
             raise
         print(f"transformer-jax: error: {printable(one_line(message))}", file=sys.stderr)
