@@ -10,7 +10,7 @@ from jax.tree_util import Partial
 from transformer_jax.attention import AttentionOutput, Mask, attend, register_kind
 from transformer_jax.attention.kinds import AttentionInputs
 from transformer_jax.models.self_layers import SELF_LAYERS, SelfLayer
-from transformer_jax.types import Auxiliary, LayerState, Outcome, no_auxiliary
+from transformer_jax.types import Auxiliary, LayerState, Outcome
 
 
 class Mean(nn.Module):
@@ -27,14 +27,14 @@ class Mean(nn.Module):
         return jnp.cumsum(x, axis=1)
 
     def __call__(self, x: Any, context: Any, rng: Any = None) -> Any:
-        return self.out(self.total(x) / (context.positions[..., None] + 1.0)), no_auxiliary()
+        return self.out(self.total(x) / (context.positions[..., None] + 1.0)), Auxiliary()
 
     def init_state(self, sentences: int, beams: int, length: int) -> LayerState:
         return LayerState((), jnp.zeros((sentences, beams, self.config.d_model)))
 
     def step(self, x: Any, state: LayerState, context: Any) -> Any:
         total = state.carry + x
-        return self.out(total / (context.position + 1.0)), LayerState((), total), no_auxiliary()
+        return self.out(total / (context.position + 1.0)), LayerState((), total), Auxiliary()
 
     def grow(self, state: LayerState, beams: int, length: int) -> LayerState:
         return state

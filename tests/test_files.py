@@ -7,15 +7,13 @@ from pathlib import Path
 import pytest
 
 from transformer_jax.errors import UserError
-from transformer_jax.files import cache_folder, json_digest, parse_json, write_whole
+from transformer_jax.files import cache_folder, json_digest, parse_json, replacing, write_whole
 
 
 def test_a_file_is_replaced_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("old")
-    with write_whole(path) as file:
-        file.write("näw")
-        assert path.read_text("utf-8") == "old"
+    write_whole(path, "näw")
     assert path.read_text("utf-8") == "näw"
     assert [*tmp_path.iterdir()] == [path]
 
@@ -23,8 +21,8 @@ def test_a_file_is_replaced_when_it_is_whole(tmp_path: Path) -> None:
 def test_an_error_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("old")
-    with pytest.raises(RuntimeError), write_whole(path) as file:
-        file.write("new")
+    with pytest.raises(RuntimeError), replacing(path) as temporary:
+        temporary.write_text("new")
         raise RuntimeError
     assert path.read_text("utf-8") == "old"
     assert [*tmp_path.iterdir()] == [path]

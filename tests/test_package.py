@@ -1,9 +1,9 @@
 """`import transformer_jax` is fast and has the public names."""
 
-import ast
 import subprocess
 import sys
 from importlib.metadata import version
+from inspect import getmembers, ismodule
 from pathlib import Path
 
 import pytest
@@ -11,19 +11,12 @@ import pytest
 import transformer_jax
 
 ROOT = Path(__file__).parents[1]
+PUBLIC = [n for n, x in getmembers(transformer_jax) if not (n.startswith("_") or ismodule(x))]
 
 
-@pytest.mark.parametrize("name", transformer_jax.__all__)
+@pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_is_found(name: str) -> None:
-    assert getattr(transformer_jax, name).__doc__
-
-
-def test_the_list_of_names_is_that_of_the_imports() -> None:
-    tree = ast.parse(Path(transformer_jax.__file__).read_text("utf-8"))
-    (block,) = (node for node in tree.body if isinstance(node, ast.With))
-    imports = (node for node in block.body if isinstance(node, ast.ImportFrom))
-    names = [alias.name for node in imports for alias in node.names]
-    assert sorted(transformer_jax.__all__) == sorted([*names, "__version__"])
+    assert getattr(transformer_jax, name).__name__ == name
 
 
 def test_the_version_is_that_of_the_package() -> None:

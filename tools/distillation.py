@@ -37,5 +37,5 @@ def write_corpora(teachers: Sequence[Path], reverse: Path, data: Data, folder: P
     back = texts(Translator.load(f"{reverse}"), references)
     sides = (sources, best), (sources, nearest), (back, references)
     for file, pair in zip(files, sides, strict=True):
-        with write_whole(file) as out:
-            out.writelines(f"{source}\t{target}\n" for source, target in zip(*pair, strict=True))
+        rows = zip(*pair, strict=True)
+        write_whole(file, "".join(f"{source}\t{target}\n" for source, target in rows))

@@ -53,9 +53,9 @@ def pages() -> Iterator[tuple[str, str]]:
 
 
 def _index(packages: list[str]) -> str:
-    names = [name for name in transformer_jax.__all__ if not name.startswith("_")]
-    modules = {name: getattr(transformer_jax, name).__module__ for name in names}
-    public = "\n".join(f"- :any:`{name} <{modules[name]}.{name}>`" for name in names)
+    members = inspect.getmembers(transformer_jax, lambda x: not inspect.ismodule(x))
+    names = {name: value.__module__ for name, value in members if not name.startswith("_")}
+    public = "\n".join(f"- :any:`{name} <{module}.{name}>`" for name, module in names.items())
     tree = "\n".join(f"   {page}" for page in ("commands", *packages))
     return (
         f"{_heading('Reference', '=')}Made from the code. These names can be imported from "

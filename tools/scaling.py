@@ -88,8 +88,7 @@ def measured(model: str, chips: int, mesh: str) -> dict[str, Any]:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         row = measure(model, chips, mesh)
-        with write_whole(path) as file:
-            file.write(json.dumps(row))
+        write_whole(path, json.dumps(row))
         print(f"{model}, {chips} chips, {mesh}: {row['compile_s']:.0f} s", flush=True)
     return json.loads(path.read_text("utf-8"))
 

@@ -223,8 +223,7 @@ def write_few_pairs(data: Data) -> None:
         files[f"{count}.de-en.tsv"] = [pair[::-1] for pair in pairs[:count]]
         files[f"{count}.rest.de"] = [pair[1:] for pair in pairs[count:]]
     for name, rows in files.items():
-        with write_whole(FILES / name) as file:
-            file.writelines("\t".join(row) + "\n" for row in rows)
+        write_whole(FILES / name, "".join("\t".join(row) + "\n" for row in rows))
 
 
 def back_translation(count: int) -> list[list[str]]:

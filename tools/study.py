@@ -99,8 +99,7 @@ def run_study(name: str, study: Study, only: Collection[str] = ()) -> None:
         values, outputs = study.score(trained, study.data)
         rows[label] = results.origin() | values
         for part, lines in outputs.items() if study.keep_outputs else ():
-            with write_whole(outputs_file(name, label, part)) as file:
-                file.writelines(f"{line}\n" for line in lines)
+            write_whole(outputs_file(name, label, part), "".join(f"{line}\n" for line in lines))
         rows = {label: rows[label] for label in configs if label in rows}
         _write(name, rows)
     if rows.keys() == configs.keys():

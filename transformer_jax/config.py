@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import math
 import operator
 import types
 import typing
@@ -327,7 +326,7 @@ class TokenizerConfig(_Section):
     """Whether both languages share one vocabulary; otherwise each has its own."""
     symbols: tuple[str, ...] = ()
     """Strings that are always one token, such as placeholders."""
-    sampling: float = 0.0
+    sampling: NonNegative = 0.0
     """Subword sampling in training; 0: off. BPE: the probability, below 1, of skipping a merge
     (BPE-dropout). Unigram: alpha, the exponent of the probability of a segmentation; smaller values
     are more random, and 0.01 is nearly uniform. A sentence with an unknown token keeps its ids, and
@@ -339,7 +338,6 @@ class TokenizerConfig(_Section):
 
     def _validate(self) -> None:
         self.require(self.vocabulary > 260, "vocabulary", "above 260 (4 special ids, 256 bytes)")
-        self.require(0 <= self.sampling < math.inf, "sampling", "at least 0 and finite")
         whole = self.kind == "word" and not self.models
         self.require(not whole or self.sampling == 0, "sampling", "0 for tokenizer.kind=word")
         merges = self.kind == "bpe" and not self.models
@@ -373,7 +371,7 @@ class DataConfig(_Section):
     often as it has pairs; larger: small corpora more often."""
     fields: tuple[str, str] = ("source", "target")
     """Names of the source and the target field of a JSONL line."""
-    max_ratio: float = 9.0
+    max_ratio: Annotated[float, Bounds("at least 1", lambda x: x >= 1)] = 9.0
     """Training leaves out pairs whose numbers of tokens differ by more than this factor."""
     batch_tokens: Count = 4096
     """Number of tokens on each side of a batch, padding included."""
@@ -397,7 +395,6 @@ class DataConfig(_Section):
             positive = min(self.weights) >= 0 and max(self.weights) > 0
             self.require(positive, "weights", "at least 0, and one of them above 0")
         self.require(all(self.fields), "fields", "two names")
-        self.require(self.max_ratio >= 1, "max_ratio", "at least 1")
 
 
 @dataclass(frozen=True)
@@ -437,7 +434,7 @@ class OptimizerConfig(_Section):
     microbatch_tokens: Count | None = _changeable(None)
     """In place of accumulate: maximum number of tokens on each side of a microbatch on one device.
     A step accumulates as many as data.batch_tokens takes on the devices there are."""
-    ema: float | None = None
+    ema: Annotated[float, Bounds("between 0 and 1", lambda x: 0 < x < 1)] | None = None
     """Decay of an exponential moving average of the parameters, which is then evaluated and saved;
     None: off."""
     frozen: tuple[str, ...] = ()
@@ -448,7 +445,6 @@ class OptimizerConfig(_Section):
     def _validate(self) -> None:
         derived = self.accumulate == 1 or self.microbatch_tokens is None
         self.require(derived, "accumulate", "1 where optimizer.microbatch_tokens is set")
-        self.require(self.ema is None or 0 < self.ema < 1, "ema", "between 0 and 1")
 
 
 @dataclass(frozen=True)

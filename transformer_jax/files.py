@@ -4,7 +4,6 @@ import atexit
 import functools
 import hashlib
 import importlib.util
-import io
 import json
 import logging
 import os
@@ -14,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from etils import epath
 
@@ -131,20 +130,16 @@ def named(path: AnyPath, temporary: Path | None = None) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def write_whole(path: AnyPath) -> Iterator[IO[str]]:
-    """Opens a UTF-8 text file that replaces `path` when the block ends without an error.
+def write_whole(path: AnyPath, text: str) -> None:
+    """Writes a UTF-8 text file in place of `path`, whole or not at all.
 
-    On a disk, the text is first written to a temporary file beside `path` and flushed. After an
-    error or a crash, `path` is what it was before.
+    On a disk, the text is first written to a temporary file beside `path` and flushed.
     """
     if isinstance(path, epath.Path):
-        text = io.StringIO()
-        yield text
-        path.write_bytes(text.getvalue().encode())
+        path.write_bytes(text.encode())
         return
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        yield file
+    with replacing(path) as temporary:
+        temporary.write_text(text, "utf-8")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ Dimensions, in capitals in shapes and in lower case in einsum strings:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -70,9 +70,9 @@ AuxiliaryLoss = Callable[[Outcome], Float[Array, ""]]
 class Auxiliary(NamedTuple):
     """Values that a layer returns besides its output, by the names of layers and sub-layers."""
 
-    losses: dict[str, AuxiliaryLoss]
-    metrics: dict[str, Float[Array, "B T"]]  # one value per query
-    weights: dict[str, Float[Array, "B N T S"]]  # attention weights, if computed
+    losses: Mapping[str, AuxiliaryLoss] = {}
+    metrics: Mapping[str, Float[Array, "B T"]] = {}  # one value per query
+    weights: Mapping[str, Float[Array, "B N T S"]] = {}  # attention weights, if computed
 
     def within(self, scope: str) -> Auxiliary:
         """Returns the same values with `scope/` before each name."""
@@ -80,21 +80,16 @@ class Auxiliary(NamedTuple):
 
     def __or__(self, other: Auxiliary) -> Auxiliary:
         """Returns the values of both."""
-        return self._make(ours | theirs for ours, theirs in zip(self, other, strict=True))
-
-
-def no_auxiliary() -> Auxiliary:
-    """Returns an `Auxiliary` that holds nothing."""
-    return Auxiliary({}, {}, {})
+        return self._make({**ours, **theirs} for ours, theirs in zip(self, other, strict=True))
 
 
 class ModelOutput(NamedTuple):
     """Output of a model for a batch."""
 
     logits: Float[Array, "B T V"]
-    losses: dict[str, AuxiliaryLoss]  # to be added to the loss, by layer
+    losses: Mapping[str, AuxiliaryLoss]  # to be added to the loss, by layer
     metrics: dict[str, Mean]  # by layer and name
-    weights: dict[str, Array]  # attention weights by layer, if its kernel or kind computes them
+    weights: Mapping[str, Array]  # attention weights by layer, if its kernel or kind computes them
 
 
 class LayerState(NamedTuple):

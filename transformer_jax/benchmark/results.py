@@ -29,8 +29,7 @@ def write(name: str, command: str, values: dict[str, Any], folder: Path = FOLDER
     contents = {key: header[key] for key in HEADER} | values
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    with write_whole(path) as file:
-        file.write(json.dumps(contents, indent=1, ensure_ascii=False) + "\n")
+    write_whole(path, json.dumps(contents, indent=1, ensure_ascii=False) + "\n")
     return path
 
 

@@ -1,7 +1,9 @@
 """What the benchmark of attention measures. Does not import JAX, so that `--help` stays fast."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import arg
 
 from transformer_jax.errors import UserError
 
@@ -13,21 +15,21 @@ DType = Literal["float32", "bfloat16"]
 class AttentionBenchmark:
     """Sizes, masks, types and kernels: every combination is measured."""
 
-    lengths: tuple[int, ...] = (64, 256, 1024, 4096)
+    lengths: Annotated[tuple[int, ...], arg(metavar="T")] = (64, 256, 1024, 4096)
     """Numbers of queries, and of keys."""
-    batches: tuple[int, ...] = (1, 8)
+    batches: Annotated[tuple[int, ...], arg(metavar="B")] = (1, 8)
     """Batch sizes."""
-    heads: int = 8
+    heads: Annotated[int, arg(metavar="N")] = 8
     """Heads of queries."""
-    kv_heads: int | None = None
+    kv_heads: Annotated[int | None, arg(metavar="G")] = None
     """Heads of keys and values; default: heads."""
-    head_size: int = 64
+    head_size: Annotated[int, arg(metavar="H")] = 64
     """Width of a head."""
-    masks: tuple[MaskName, ...] = ("full", "causal")
+    masks: Annotated[tuple[MaskName, ...], arg(metavar="full|causal")] = ("full", "causal")
     """full: every query attends to all keys; causal: to those up to its own position."""
-    dtypes: tuple[DType, ...] = ("float32",)
+    dtypes: Annotated[tuple[DType, ...], arg(metavar="TYPE")] = ("float32",)
     """float32, bfloat16."""
-    kernels: tuple[str, ...] = ()
+    kernels: Annotated[tuple[str, ...], arg(metavar="KERNEL", help_behavior_hint="")] = ()
     """Names or MODULE:FUNCTION; default: all that support every combination here."""
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from transformer_jax.benchmark.timing import Samples, time_in_turns, timer
 from transformer_jax.config import BASE, BIG, SMALL, TINY, Config, TokenizerConfig
 from transformer_jax.data.buckets import Plan, Shape
 from transformer_jax.data.dataset import Examples
-from transformer_jax.data.loader import Loader, make_batch
+from transformer_jax.data.loader import make_batch
 from transformer_jax.data.order import random_order
 from transformer_jax.errors import UserError
 from transformer_jax.flops import Product, products
@@ -26,7 +26,7 @@ from transformer_jax.parallel.devices import peak_memory
 from transformer_jax.parallel.mesh import local_shard, make_mesh, replicate, shard_batch
 from transformer_jax.special_ids import EOS, PAD
 from transformer_jax.training.planning import Planner, device_memory
-from transformer_jax.training.setup import StepSetup, check_config, load_data, prepare_step
+from transformer_jax.training.setup import StepSetup, check_config, prepare_step, set_up
 from transformer_jax.training.step import TrainState
 from transformer_jax.types import Batch, Key
 
@@ -83,12 +83,9 @@ def full_rows(config: Config, shape: Shape) -> Workload:
 def real_text(config: Config, count: int) -> Workload:
     """Returns the first batches of a training. UserError: as `check_config` and `load_data`."""
     check_config(config)
-    data = load_data(config.changed(data={"dev": ()}))
-    mesh = make_mesh(config.mesh)
-    setup = prepare_step(config, data.tokenizers.sizes, mesh)
-    loader = Loader(data.examples, config, local_shard(mesh, setup.microbatches))
-    batches = [loaded.batch for loaded in islice(loader.batches(), count)]
-    return Workload(setup, batches, data.examples)
+    setup = set_up(config.changed(data={"dev": ()}))
+    batches = [loaded.batch for loaded in islice(setup.loader.batches(), count)]
+    return Workload(setup, batches, setup.examples)
 
 
 def measure(work: Workload, samples: int) -> Record:

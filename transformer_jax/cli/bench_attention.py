@@ -14,15 +14,13 @@ def run(options: BenchAttention) -> None:
     """Prints a table as it is measured, and writes what `--out` and `--dump` ask for."""
     if options.out is not None:
         require_matplotlib("--out")
-    for option, path in (("--out", options.out), ("--dump", options.dump)):
-        if path is not None:
-            local_path(path, option)
     if any(map(is_function_name, options.kernels)):
         search_current_folder()
     measured = measure(options, options.dump)
-    for folder in (options.out and options.out.parent, options.dump):
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+    if options.out is not None:
+        local_path(options.out, "--out").parent.mkdir(parents=True, exist_ok=True)
+    if options.dump is not None:
+        local_path(options.dump, "--dump").mkdir(parents=True, exist_ok=True)
     command = " ".join(["transformer-jax bench attention", *sys.argv[3:]])
     records: list[attention_report.Record] = []
     for case in measured:

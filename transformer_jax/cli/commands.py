@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from transformer_jax.benchmark.settings import AttentionBenchmark, DType, MaskName
+from transformer_jax.benchmark.settings import AttentionBenchmark
 from transformer_jax.errors import UserError
 
 
@@ -334,15 +334,6 @@ class BenchAttention(AttentionBenchmark, Options):
     transformer-jax bench attention --lengths 256 1024 --kernels auto my_module:my_kernel
     """
 
-    # Only placeholders: defaults and help are those of `AttentionBenchmark`.
-    lengths: Annotated[tuple[int, ...], arg(metavar="T")] = AttentionBenchmark.lengths
-    batches: Annotated[tuple[int, ...], arg(metavar="B")] = AttentionBenchmark.batches
-    heads: Annotated[int, arg(metavar="N")] = AttentionBenchmark.heads
-    kv_heads: Annotated[int | None, arg(metavar="G")] = AttentionBenchmark.kv_heads
-    head_size: Annotated[int, arg(metavar="H")] = AttentionBenchmark.head_size
-    masks: Annotated[tuple[MaskName, ...], arg(metavar="full|causal")] = AttentionBenchmark.masks
-    dtypes: Annotated[tuple[DType, ...], arg(metavar="TYPE")] = AttentionBenchmark.dtypes
-    kernels: Annotated[tuple[str, ...], several("KERNEL")] = AttentionBenchmark.kernels
     out: Annotated[Path | None, arg(metavar="FILE")] = None
     """Write FILE.json and the plot FILE.svg."""
     dump: Annotated[Path | None, arg(metavar="DIR")] = None

@@ -20,7 +20,7 @@ from transformer_jax.decoding import exported
 from transformer_jax.decoding.scoring import HeadSelection
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.files import json_digest, local_path, named, write_whole
+from transformer_jax.files import json_digest, local_path, named, replacing
 from transformer_jax.parallel.processes import broadcast, join, require_same_everywhere
 from transformer_jax.parallel.program_cache import cache_programs
 from transformer_jax.runs import run
@@ -230,7 +230,7 @@ def text_output(
                 part.unlink()
             raise
         output.seek(0)
-        with write_whole(file) as whole:
+        with replacing(file) as temporary, temporary.open("w", encoding="utf-8") as whole:
             whole.writelines(line for line in output if line != f"{LEFT_OUT}\n")
         part.unlink()
 

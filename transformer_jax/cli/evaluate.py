@@ -92,8 +92,7 @@ def _evaluations(
         language = options.language
         for result in evaluate(translator, corpora, language, searches, others, advance):
             if path is not None and is_coordinator():
-                with write_whole(path) as file:
-                    file.writelines(f"{line}\n" for line in result.outputs)
+                write_whole(path, "".join(f"{line}\n" for line in result.outputs))
             yield result
 
 

@@ -43,8 +43,7 @@ def attention(options: Attention, arguments: ConfigArguments) -> None:
     weights = attention_weights(translator, options.sentence, target)
     view = choose_view(weights, options.attention, layer, head)
     if path.suffix == ".html":
-        with write_whole(path) as file:
-            file.write(attention_view(weights, view))
+        write_whole(path, attention_view(weights, view))
         return
     from transformer_jax import plot
 

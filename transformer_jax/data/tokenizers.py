@@ -52,8 +52,8 @@ def _write(entry: Path, tokenizers: Tokenizers) -> None:
         {"digest": each.digest, "model": base64.b64encode(each.model).decode()}
         for each in dict.fromkeys(tokenizers)  # one if the vocabulary is joint
     ]
-    with writing_to_cache(entry.parent), write_whole(entry) as file:
-        json.dump(models, file)
+    with writing_to_cache(entry.parent):
+        write_whole(entry, json.dumps(models))
     with suppress(OSError):  # it belongs to another user, who has just written the same
         share(entry, entry.parent)
 

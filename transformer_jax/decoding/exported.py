@@ -67,7 +67,9 @@ class Exported:
 
     def _make_call(self, shapes: Any, arguments: Any) -> Callable[..., Any]:
         """Returns the function for arguments of these shapes, from its file if there is one."""
-        depends_on = repr((_package(), jax.config.values, _device(), self._about, shapes))
+        device = jax.devices()[0]  # on which the choice of an attention kernel depends
+        about = device.platform, device.device_kind, self._about, shapes
+        depends_on = repr((_package(), jax.config.values, *about))
         digest = hashlib.sha256(depends_on.encode()).hexdigest()
         path = self._folder / f"{self._name}-{digest}{SEARCH}"
         exported = _read(path)
@@ -98,9 +100,3 @@ def _package() -> tuple[str, ...]:
     for path in sorted(package.rglob("*.py")):
         digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
     return digest.hexdigest(), jax.__version__, flax.__version__
-
-
-def _device() -> tuple[str, str]:
-    """Returns on what the choice of an attention kernel depends."""
-    device = jax.devices()[0]
-    return device.platform, device.device_kind

@@ -17,10 +17,10 @@ from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.errors import UserError, about
 from transformer_jax.interop.arrays import params_from_arrays
 from transformer_jax.interop.imported import NEVER, Imported, read_file, with_defaults
-from transformer_jax.interop.marian_file import MarianFile, read
-from transformer_jax.interop.vocabulary import Vocabulary, numbered, own
+from transformer_jax.interop.marian_file import read
+from transformer_jax.interop.vocabulary import Vocabulary, numbered
 from transformer_jax.models.make import abstract_params
-from transformer_jax.text.tokenizer import Tokenizers
+from transformer_jax.text.tokenizer import Tokenizer, Tokenizers
 
 MAX_LENGTH = 512
 """Greatest length in tokens of a model without learned positions, which Marian does not limit."""
@@ -94,22 +94,21 @@ def load(source: Path) -> Imported:
     """
     path = _find_model(source) if source.is_dir() else source
     digests: dict[str, str] = {}
-    model = read(path, digests)
+    given, arrays = read(path, digests)
     options, files = _find_vocabularies(path.parent, digests)
     vocabularies = _read_vocabularies(files, digests)
     for shortlist in path.parent.glob("lex*.bin"):
         read_file(shortlist, digests)  # so that translating knows which ones are the model's
     tokenizers = Tokenizers(*(each.tokenizer for each in vocabularies))
     with about(path):
-        config, decode = _config(model), _search(options)
-        arrays = _with_our_rows(model.arrays, config, vocabularies)
+        config, decode = _config(given, arrays), _search(options)
+        arrays = _with_our_rows(arrays, config, vocabularies)
         like = abstract_params(config, *tokenizers.sizes)
         params = params_from_arrays(arrays, like, lambda ours: _their_name(ours, config))
     return Imported(config, decode, tokenizers, params, digests)
 
 
-def _config(model: MarianFile) -> ModelConfig:
-    given = dict(model.options)
+def _config(given: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> ModelConfig:
     if given.get("tied-embeddings-all"):
         given["tied-embeddings-src"] = False  # which it includes
     options = with_defaults(given, _SUPPORTED)
@@ -133,7 +132,7 @@ def _config(model: MarianFile) -> ModelConfig:
             raise UserError(f"{name}={options.get(name)!r}: must be a whole number")
     return ModelConfig(
         **{ours: options[name] for ours, name in sizes.items()},
-        max_length=len(model.arrays["Wpos"]) if "Wpos" in model.arrays else MAX_LENGTH,
+        max_length=len(arrays["Wpos"]) if "Wpos" in arrays else MAX_LENGTH,
         norm=_norm(options),
         positions="learned" if learned else "sinusoidal",
         position_layout="halves",
@@ -254,7 +253,8 @@ def _read_vocabularies(paths: Sequence[Path], digests: dict[str, str]) -> list[V
     for path in dict.fromkeys(paths):
         with about(path):
             if path.suffix == ".spm":
-                read[path] = [own(read_file(path, digests))] * 2
+                tokenizer = Tokenizer(read_file(path, digests))  # whose ids are the model's
+                read[path] = [Vocabulary(tokenizer, max(tokenizer.model_ids) + 1)] * 2
             else:
                 models = {
                     side: read_file(path.with_name(f"{side}.spm"), digests)

@@ -11,7 +11,7 @@ import math
 import struct
 import zipfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import yaml
@@ -25,16 +25,9 @@ _MOST_ARRAYS, _MOST_DIMENSIONS, _LONGEST_NAME = 1 << 16, 8, 1 << 12
 _DEFLATE = 1032  # bytes that one compressed byte can hold
 
 
-class MarianFile(NamedTuple):
-    """A model: the options that it was made with, and its arrays in float32."""
-
-    options: dict[str, Any]
-    arrays: dict[str, np.ndarray]
-
-
-def read(path: Path, digests: dict[str, str]) -> MarianFile:
-    """Reads a model file, and adds its digest. UserError: it is none, cut or damaged, or has arrays
-    of unknown types."""
+def read(path: Path, digests: dict[str, str]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Reads the options that a model was made with, and its arrays in float32. Adds the digest of
+    the file. UserError: it is none, cut or damaged, or has arrays of unknown types."""
     data = read_file(path, digests)
     with about(path, ValueError, yaml.YAMLError, zipfile.BadZipFile, EOFError, struct.error):
         if data[:1] == b"\x80" or b"data.pkl" in data[:128]:
@@ -49,7 +42,7 @@ def read(path: Path, digests: dict[str, str]) -> MarianFile:
         for name, array in arrays.items():
             if not np.isfinite(array).all():
                 raise UserError(f"{name}: has a value that is not finite; the file is damaged")
-    return MarianFile(options, arrays)
+    return options, arrays
 
 
 def _read_npz(data: bytes) -> dict[str, np.ndarray]:

@@ -21,6 +21,7 @@ from jax import export as jax_export
 from transformer_jax.decoding.strategies import Lines, greatest_length, make_search
 from transformer_jax.interop.snippets import add_snippet
 from transformer_jax.models.make import make_model
+from transformer_jax.models.parameter_paths import by_path
 from transformer_jax.runs.run import Run
 from transformer_jax.types import Params
 
@@ -37,8 +38,7 @@ def export(run: Run, step: int, params: Params, folder: Path) -> None:
     suppressed = [run.tokenizers.target.find(piece) for piece in decode.suppress]
     # Exported programs take and return flat lists, which need no Python types of this package. The
     # structure of the state is known once `encode` has been traced.
-    paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(params), strict=True)
-    tree = jax.tree.structure(params)
+    leaves, tree = jax.tree.flatten(params)
     structure: Any = None
 
     def encode(leaves: Sequence[Any], source: Any) -> list[Any]:
@@ -76,7 +76,5 @@ def export(run: Run, step: int, params: Params, folder: Path) -> None:
         exported = jax_export.export(jax.jit(function), platforms=PLATFORMS)(*arguments)
         (folder / f"{name}.jax").write_bytes(exported.serialize())
         (folder / f"{name}.mlir").write_bytes(exported.mlir_module_serialized)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
-    arrays = dict(zip(names, leaves, strict=True))
-    np.savez(folder / "params.npz", allow_pickle=False, **arrays)
+    np.savez(folder / "params.npz", allow_pickle=False, **by_path(params))
     add_snippet("stablehlo.py", folder, "translate.py", run.tokenizers)

@@ -48,12 +48,6 @@ class Vocabulary(NamedTuple):
         return rows
 
 
-def own(model: bytes) -> Vocabulary:
-    """Returns the vocabulary of a SentencePiece model whose ids are those of the other model."""
-    tokenizer = Tokenizer(model)
-    return Vocabulary(tokenizer, max(tokenizer.model_ids) + 1)
-
-
 def numbered(models: Mapping[str, bytes], ids: Any) -> list[Vocabulary]:
     """Returns vocabularies that segment like SentencePiece models, with these ids of their pieces.
 

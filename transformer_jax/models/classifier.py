@@ -11,7 +11,7 @@ from transformer_jax.dropout import dropout
 from transformer_jax.models.embedding import Embedding
 from transformer_jax.models.layers import Encoder, split_rng
 from transformer_jax.models.transformer import Model, to_output
-from transformer_jax.types import Auxiliary, Batch, Key, Memory, ModelOutput, Size, no_auxiliary
+from transformer_jax.types import Auxiliary, Batch, Key, Memory, ModelOutput, Size
 
 
 class Classifier(Model):
@@ -70,7 +70,7 @@ class Classifier(Model):
         """Returns the logits of the label at position `index`, which do not depend on `ids`."""
         logits = jnp.take(state, index, axis=1, mode="clip")[:, None]
         logits = jnp.broadcast_to(logits, (*ids.shape, logits.shape[-1]))
-        return logits, state, no_auxiliary()
+        return logits, state, Auxiliary()
 
 
 def check_labels(config: ModelConfig, length: Size) -> None:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from transformer_jax.config import ModelConfig
 from transformer_jax.dense import dense
 from transformer_jax.dropout import dropout
-from transformer_jax.types import Auxiliary, Constrain, Hidden, Key, no_auxiliary, unconstrained
+from transformer_jax.types import Auxiliary, Constrain, Hidden, Key, unconstrained
 
 Project = Callable[[str], Float[Array, "B T F"]]
 """A function that applies the dense layer of a name, from D to F, to the network's input."""
@@ -46,4 +46,4 @@ class FeedForward(nn.Module):
         hidden = activation(lambda name: dense(config, config.d_ff, name=name)(x))
         hidden = self.constrain(hidden, ("batch", "length", "d_ff"))
         output = dense(config, config.d_model, name="out")(dropout(hidden, config.ffn_dropout, rng))
-        return output, no_auxiliary()
+        return output, Auxiliary()

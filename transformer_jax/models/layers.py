@@ -26,7 +26,6 @@ from transformer_jax.types import (
     LayerState,
     Memory,
     Size,
-    no_auxiliary,
     unconstrained,
 )
 
@@ -158,8 +157,7 @@ class _Stack(nn.Module):
                 layer = nn.remat(layer, policy=policies[self.remat])
             layer = nn.jit(layer)
         self.layers = [layer(config.of_layer(i), self.kernel, self.constrain) for i in range(depth)]
-        if config.norm == "pre":
-            self.norm = layer_norm(config)
+        self.norm = layer_norm(config) if config.norm == "pre" else lambda x: x
         if config.positions == "relative":
             self.bias = RelativeBias(config.heads, both_sides=isinstance(self, Encoder))
 
@@ -175,9 +173,6 @@ class _Stack(nn.Module):
             bias = self.bias(query_positions, key_positions)
         return Context(mask, query_positions, bias, index)
 
-    def _normalized(self, x: Hidden) -> Hidden:
-        return self.norm(x) if self.config.norm == "pre" else x
-
 
 class Encoder(_Stack):
     """N encoder layers, with pre-norm followed by layer normalization."""
@@ -189,11 +184,11 @@ class Encoder(_Stack):
         """Returns the memory, and the auxiliary values of the layers under their numbers."""
         rngs = split_rng(rng, len(self.layers))
         context = self._context(mask, x.shape[1], x.shape[1])
-        auxiliary = no_auxiliary()
+        auxiliary = Auxiliary()
         for i, layer in enumerate(self.layers):
             x, of_layer = layer(x, context, rngs[i])
             auxiliary |= of_layer.within(str(i))
-        return self._normalized(x), auxiliary
+        return self.norm(x), auxiliary
 
 
 class Decoder(_Stack):
@@ -209,11 +204,11 @@ class Decoder(_Stack):
         rngs = split_rng(rng, len(self.layers))
         context = self._context(mask, x.shape[1], x.shape[1])
         keys_values = self.project(memory)
-        auxiliary = no_auxiliary()
+        auxiliary = Auxiliary()
         for i, layer in enumerate(self.layers):
             x, _, of_layer = layer(x, context, keys_values[i], Context(cross_mask), rngs[i])
             auxiliary |= of_layer.within(str(i))
-        return self._normalized(x), auxiliary
+        return self.norm(x), auxiliary
 
     def project(self, memory: Memory) -> list[KeysValues]:
         """Returns the keys and values of the memory for the cross-attention of each layer."""
@@ -255,7 +250,7 @@ class Decoder(_Stack):
             mask = replace(mask, key_positions=key_positions, visible=visible)
         context = self._context(mask, beams, length * beams, index)
         cross = Mask(query_positions=positions, key_segments=state.source_segments, aligned=False)
-        states, auxiliary = [], no_auxiliary()
+        states, auxiliary = [], Auxiliary()
         for i, layer in enumerate(self.layers):
             keys_values = state.cross_attention[i].read()
             x, layer_state, of_layer = layer(
@@ -264,7 +259,7 @@ class Decoder(_Stack):
             states.append(layer_state)
             auxiliary |= of_layer.within(str(i))
         state = state._replace(self_layers=tuple(states), slots=slots)
-        return self._normalized(x), state, auxiliary
+        return self.norm(x), state, auxiliary
 
 
 def layer_norm(config: ModelConfig) -> nn.LayerNorm:

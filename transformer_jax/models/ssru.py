@@ -16,7 +16,6 @@ from transformer_jax.types import (
     Key,
     LayerState,
     Size,
-    no_auxiliary,
     unconstrained,
 )
 
@@ -47,7 +46,7 @@ class SSRU(nn.Module):
     ) -> tuple[Hidden, Auxiliary]:
         """Returns the output at all positions; sentences of a packed row do not see each other."""
         _, cell = jax.lax.associative_scan(_compose, self._gates(x, context), axis=1)
-        return self._output(cell, x), no_auxiliary()
+        return self._output(cell, x), Auxiliary()
 
     def init_state(self, sentences: Size, beams: int, length: Size) -> LayerState:
         """Returns the cell before the first position."""
@@ -59,7 +58,7 @@ class SSRU(nn.Module):
         """Returns the output for K hypotheses, their cells, and no auxiliary values."""
         kept, added = self._gates(x, context)
         cell = kept * state.carry + added
-        return self._output(cell, x), LayerState((), cell), no_auxiliary()
+        return self._output(cell, x), LayerState((), cell), Auxiliary()
 
     @staticmethod
     def grow(state: LayerState, beams: int, length: int) -> LayerState:

@@ -35,9 +35,7 @@ def compile_function(
     chooses. donate: indices of the arguments whose memory is reused. options: XLA's, for this
     function.
     """
-    placed = jax.tree.map(
-        partial(NamedSharding, mesh), result, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
-    )
+    placed = jax.tree.map(partial(NamedSharding, mesh), result)
     return jax.jit(function, out_shardings=placed, donate_argnums=donate, compiler_options=options)
 
 

@@ -174,8 +174,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 for path in files.files_below(new).values():
                     if path.name == "commit_success.txt":  # of Orbax
                         path.unlink()  # holds an absolute path, which a copied run changes
-                with files.write_whole(new / _PROGRESS) as file:
-                    file.write(progress)
+                files.write_whole(new / _PROGRESS, progress)
                 manifest.write(new, step, best)
                 manifest.read(new)
                 self._publish(step, new)

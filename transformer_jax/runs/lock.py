@@ -106,8 +106,7 @@ def _beating(folder: AnyPath) -> Iterator[None]:
     numbers, released = itertools.count(), threading.Event()
 
     def write() -> None:
-        with write_whole(path) as file:
-            file.write(f"{holder} {next(numbers)}")
+        write_whole(path, f"{holder} {next(numbers)}")
 
     def beat() -> None:
         while not released.wait(BEAT):

@@ -52,8 +52,8 @@ def drop(checkpoint: AnyPath, part: str) -> None:
 
 def _write(checkpoint: AnyPath, step: int, contents: Manifest) -> None:
     manifest = {"format": FORMAT, "step": step, **contents._asdict()}
-    with files.write_whole(checkpoint / NAME) as file:
-        json.dump(manifest | {"sha256": files.json_digest(manifest)}, file, indent=1)
+    manifest["sha256"] = files.json_digest(manifest)
+    files.write_whole(checkpoint / NAME, json.dumps(manifest, indent=1))
 
 
 def read(checkpoint: AnyPath) -> Manifest:
@@ -116,9 +116,7 @@ def _files(checkpoint: AnyPath) -> dict[str, AnyPath]:
 
 def _measure(path: AnyPath) -> list[Any]:
     """Returns the size and the SHA-256 of a file."""
-    size, digest = 0, hashlib.sha256()
+    file: Any
     with path.open("rb") as file:
-        while chunk := file.read(2**20):
-            size += len(chunk)
-            digest.update(chunk)
-    return [size, digest.hexdigest()]
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return [file.tell(), digest]

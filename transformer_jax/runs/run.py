@@ -232,8 +232,7 @@ def _read(path: AnyPath) -> Any:
 def _write(path: AnyPath, stored: dict[str, Any]) -> None:
     # First, since a user may delete the line: the last one has no comma after it.
     stored = {"sha256": ""} | stored | {"sha256": _digest(stored)}
-    with files.write_whole(path) as file:
-        file.write(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
+    files.write_whole(path, json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
 
 
 @contextmanager

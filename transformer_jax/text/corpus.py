@@ -53,8 +53,9 @@ class Corpus:
     @cached_property
     def digest(self) -> str:
         """The SHA-256 of the text as it is now; compression makes no difference to it."""
-        if self.kind == "built-in":
-            return files.text_digest(self._location[1][0])
+        kind, names = self._location
+        if kind == "built-in":
+            return files.text_digest(names[0])
         digests = b"".join(bytes.fromhex(digest) for _, digest in self.file_digests)
         return hashlib.sha256(digests).hexdigest()
 
@@ -68,12 +69,7 @@ class Corpus:
     @property
     def key(self) -> tuple[str, str, tuple[str, str]]:
         """What the pairs depend on."""
-        return self.kind, self.digest, self.fields
-
-    @property
-    def kind(self) -> str:
-        """The format: "built-in", "text", "tsv" or "jsonl"."""
-        return self._location[0]
+        return self._location[0], self.digest, self.fields
 
     @cached_property
     def _location(self) -> tuple[str, tuple[str, ...]]:

@@ -23,12 +23,10 @@ import zlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TypeGuard
+from typing import TypeGuard
 
 from transformer_jax.errors import UserError, about, is_unicode
 from transformer_jax.files import cache_folder, json_digest, parse_json, temporaries, write_whole
-
-_BLOCK = 1 << 20  # bytes hashed at a time
 
 _SETTLED = 2_000_000_000
 """Nanoseconds without a change after which the times of a file stand for its contents."""
@@ -122,17 +120,15 @@ def text_digest(path: str) -> str:
         with suppress(OSError, ValueError):
             folder = cache_folder("digests")
             folder.mkdir(parents=True, exist_ok=True)
-            with write_whole(folder / json_digest(state)) as file:
-                json.dump({"text": digest, "sha256": json_digest([state, digest])}, file)
+            stored = {"text": digest, "sha256": json_digest([state, digest])}
+            write_whole(folder / json_digest(state), json.dumps(stored))
     return digest
 
 
 def _compute_digest(path: str) -> str:
     with _open(path) as file:
-        total = hashlib.sha256(file.read(_BLOCK).removeprefix(codecs.BOM_UTF8))
-        while block := file.read(_BLOCK):
-            total.update(block)
-    return total.hexdigest()
+        begin = file.read(len(codecs.BOM_UTF8)).removeprefix(codecs.BOM_UTF8)
+        return hashlib.file_digest(file, lambda: hashlib.sha256(begin)).hexdigest()
 
 
 def read_text(source: str, target: str) -> Iterator[tuple[str, str]]:
@@ -182,7 +178,7 @@ def _is_text(value: object) -> TypeGuard[str]:
 
 
 @contextmanager
-def _open(path: str) -> Iterator[BinaryIO]:
+def _open(path: str) -> Iterator[io.BufferedReader]:
     """Opens a file's bytes, decompressed. Errors in opening or reading them become UserError.
 
     UserError: it begins as files of other kinds do.

@@ -34,7 +34,8 @@ def spell(new: Tokenizer, old: Tokenizer) -> Spelling:
     within_words = Tokenizer(without_prefix(old.model))
     ids = [[id] for id in _SPECIAL]
     for piece in _pieces(new):
-        ids.append([known[piece]] if piece in known else _encode(within_words, piece))
+        text = "" if is_byte(piece) else piece.replace("▁", " ")
+        ids.append([known[piece]] if piece in known else within_words.encode(text) or [UNK])
     taken = first + len(known.keys() & {*_pieces(new)})
     return Spelling(ids, taken, old.size - taken)
 
@@ -42,8 +43,3 @@ def spell(new: Tokenizer, old: Tokenizer) -> Spelling:
 def _pieces(tokenizer: Tokenizer) -> Sequence[str]:
     """Returns the pieces without the special ids, which are the first."""
     return tokenizer.pieces(range(len(_SPECIAL), tokenizer.size))
-
-
-def _encode(tokenizer: Tokenizer, piece: str) -> list[int]:
-    text = "" if is_byte(piece) else piece.replace("▁", " ")
-    return tokenizer.encode(text) or [UNK]

@@ -125,14 +125,14 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
             logger.warning("%s: records of steps %d to %d are lost", self._path, *lost)
         if self._path.exists():
             lines = [_line(record) for record in records]
-            _write_lines(self._path, lines)
+            write_whole(self._path, "".join(lines))
             if isinstance(self._path, epath.Path):
                 self._lines, self._flushed = lines, len(lines)
 
     def flush(self) -> None:
         """Writes the records that are not written yet."""
         if self._flushed < len(self._lines):
-            _write_lines(self._path, self._lines)
+            write_whole(self._path, "".join(self._lines))
             self._flushed = len(self._lines)
 
 
@@ -260,11 +260,6 @@ def describe(record: Record) -> str:
 
 def _line(record: Record) -> str:
     return json.dumps(record, ensure_ascii=False) + "\n"
-
-
-def _write_lines(path: AnyPath, lines: list[str]) -> None:
-    with write_whole(path) as file:
-        file.writelines(lines)
 
 
 def _train_parts(record: Record) -> tuple[str, str]:
