@@ -12,9 +12,9 @@ from pathlib import Path
 import sacrebleu
 
 from tools.scores import Data, texts
+from tools.study import write_rows
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.translator import Translator
-from transformer_jax.files import write_whole
 
 SEARCH = DecodeConfig(beam=8, n_best=8, penalty="power", alpha=1.0)
 
@@ -25,7 +25,6 @@ def write_corpora(teachers: Sequence[Path], reverse: Path, data: Data, folder: P
     files = [folder / f"{name}.tsv" for name in ("best", "nearest", "back")]
     if all(file.exists() for file in files):
         return
-    folder.mkdir(parents=True, exist_ok=True)
     sources, references = data.sides(data.train)
     bleu = sacrebleu.BLEU(effective_order=True)
     best, nearest = [], []
@@ -37,5 +36,4 @@ def write_corpora(teachers: Sequence[Path], reverse: Path, data: Data, folder: P
     back = texts(Translator.load(f"{reverse}"), references)
     sides = (sources, best), (sources, nearest), (back, references)
     for file, pair in zip(files, sides, strict=True):
-        rows = zip(*pair, strict=True)
-        write_whole(file, "".join(f"{source}\t{target}\n" for source, target in rows))
+        write_rows(file, zip(*pair, strict=True))

@@ -62,14 +62,13 @@ class Data(NamedTuple):
         return {part: [*read_lines(f"{self.folder}/blind/{part}.en.gz")] for part in self.blind}
 
 
-def translations(
-    trained: Run, data: Data, searches: Sequence[DecodeConfig] = SEARCHES, average: bool = False
-) -> Scored:
+def translations(trained: Run, data: Data, searches: Sequence[DecodeConfig] = SEARCHES) -> Scored:
     """Returns the scores of a run, as `translate` does, and what its training took.
 
-    average: the mean of the newest checkpoints translates in place of the best one.
+    A run without a moving average translates with the mean of its newest checkpoints, in place of
+    the best one.
     """
-    translating = averaged(trained) if average else trained
+    translating = trained if trained.config.optimizer.ema else averaged(trained)
     values, outputs = translate([translating.folder], data, searches)
     return values | training(trained), outputs
 

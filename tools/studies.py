@@ -19,14 +19,24 @@ import tyro
 from matplotlib.figure import Figure
 
 from tools import adaptation, attention_kinds, distillation, scores
-from tools.scores import Data
-from tools.study import RUNS, Changes, Rows, Study, changed, outputs_file, run_study, train_each
+from tools.scores import Data, Scored
+from tools.study import (
+    RUNS,
+    Changes,
+    Rows,
+    Study,
+    changed,
+    outputs_file,
+    run_study,
+    train_each,
+    write_rows,
+)
 from transformer_jax import plot
 from transformer_jax.allocator import restart_with_allocator
+from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.evaluation import compare
-from transformer_jax.files import write_whole
 from transformer_jax.parallel.program_cache import cache_programs
-from transformer_jax.runs.run import exists
+from transformer_jax.runs.run import Run, exists
 from transformer_jax.text.files import read_lines
 
 MULTI30K = Data("../shared/data/multi30k", "{folder}/{part}.en.gz,{folder}/{part}.{language}.gz")
@@ -52,7 +62,7 @@ def with_seeds(rows: Mapping[str, Changes], seeds: Sequence[int]) -> dict[str, C
     return {f"{label}_{seed}": {**rows[label], "train.seed": seed} for seed, label in labels}
 
 
-# Multi30k: seeds, and the settings before the recipe and those of a paper
+# Multi30k: seeds, and the settings of a paper
 
 SEEDS = (0, 1, 2)
 TINY: Changes = {
@@ -60,15 +70,6 @@ TINY: Changes = {
     "optimizer.kind": "adam",
     "train.log_every": 50,
 }
-FIRST: Changes = {
-    **TINY,
-    **steps(10_000),
-    **fields("train", evaluate_every=500, save_every=250),
-    "model.dropout": 0.2,
-    "data.batch_tokens": 2048,
-    "optimizer.learning_rate": 0.003,
-}
-"""The recipe before the present one, which other studies still change one part of."""
 PUBLISHED: Changes = {
     **TINY,
     **fields("optimizer", schedule="inverse_sqrt", warmup=2000, decay_steps=None, ema=None),
@@ -84,26 +85,27 @@ is cased, and the 10,000 BPE ids are SentencePiece's."""
 SCORES = ("bleu_lower_tokenized", "bleu_cased_13a", "chrf", "val_bleu", "minutes")
 
 
-def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def over_seeds(rows: Rows, _: Data) -> dict[str, Any]:
     """Returns the mean and the standard deviation of each score over the seeds."""
-    values = {name.removeprefix("bleu_"): [run[name] for run in runs] for name in SCORES}
+    values = {name.removeprefix("bleu_"): [row[name] for row in rows.values()] for name in SCORES}
     means = {f"mean_{name}": statistics.mean(each) for name, each in values.items()}
-    return means | {f"deviation_{name}": statistics.stdev(each) for name, each in values.items()}
+    deviations = {f"deviation_{name}": statistics.stdev(each) for name, each in values.items()}
+    return {"seeds": SEEDS, **means, **deviations}
 
 
-def compare_seeds(rows: Rows, data: Data) -> dict[str, Any]:
-    """Returns the statistics of each recipe, and the paired bootstrap of each seed against the same
-    seed of the recipe before."""
-    first, recipe = ([rows[f"{name}_{seed}"] for seed in SEEDS] for name in ("first", "recipe"))
+def compare_with_teachers(rows: Rows, data: Data) -> dict[str, Any]:
+    """Returns the statistics over the seeds, and the paired bootstrap of each student against its
+    teacher."""
     _, references = data.sides(data.test)
 
-    def outputs(label: str) -> list[str]:
-        return list(read_lines(str(outputs_file("multi30k_seeds", label, data.test))))
+    def outputs(name: str, label: str) -> list[str]:
+        return list(read_lines(str(outputs_file(name, label, data.test))))
 
-    labels = [(f"first_{seed}", f"recipe_{seed}") for seed in SEEDS]
-    bootstrap = [compare(outputs(old), outputs(new), references) for old, new in labels]
-    summary = {"seeds": SEEDS, **over_seeds(recipe)}
-    return summary | {"first": over_seeds(first), "bootstrap": bootstrap}
+    pairs = [
+        (outputs("multi30k_teachers", label), outputs("multi30k_seeds", label)) for label in rows
+    ]
+    bootstrap = [compare(teacher, student, references) for teacher, student in pairs]
+    return {**over_seeds(rows, data), "bootstrap": bootstrap}
 
 
 # Ablations
@@ -111,12 +113,8 @@ def compare_seeds(rows: Rows, data: Data) -> dict[str, Any]:
 TWO_SEEDS = (0, 1)
 CHANGES: dict[str, Changes] = {
     "recipe": {},
-    # R-Drop computes each pair twice: it has half of the pairs.
-    "r_drop": {"optimizer.r_drop": 3.0, "data.batch_tokens": 2048},
-    "bpe_dropout": {"tokenizer.sampling": 0.1},
     "adam": {"optimizer.kind": "adam"},
     "attention_of_the_paper": {"model.positions": "sinusoidal", "model.kv_heads": None},
-    "no_averaging": {"optimizer.ema": None},
     "shallow_decoder": {"model.decoder_layers": 1},
 }
 
@@ -159,25 +157,36 @@ def best_loss(row: Mapping[str, Any]) -> float:
 # Distillation: each seed continues as a student of the ensemble of all, with less dropout, on two
 # or three times as many pairs.
 
-TEACHERS = [RUNS / "multi30k_seeds" / f"recipe_{seed}" for seed in SEEDS]
+TEACHERS = [RUNS / "multi30k_teachers" / f"{seed}" for seed in SEEDS]
 TAUGHT = RUNS / "distillation"
+BLIND = ("test_2017_flickr", "test_2017_mscoco", "test_2018_flickr")
+SEARCH = DecodeConfig(beam=5, penalty="power", alpha=1.2)
+"""The search with the highest mean score of all students on the development set."""
 CONTINUED: Changes = {**steps(2133), **fields("optimizer", learning_rate=0.0025, warmup=100)}
-STUDENTS: dict[str, Changes] = {"references": {}}
-for _label, _files, _dropout in (
-    ("best", ["best"], 0.2),
-    ("nearest", ["nearest"], 0.2),
-    ("nearest_dropout_0.1", ["nearest"], 0.1),
-    ("nearest_and_back", ["nearest", "back"], 0.2),
-):
-    _corpora = [MULTI30K.name(MULTI30K.train), *(f"{TAUGHT}/{name}.tsv" for name in _files)]
-    _mixed = fields("data", train=_corpora, weights=[1.0] * len(_corpora))
-    STUDENTS[_label] = {**_mixed, "model.dropout": _dropout}
+LAST_TEN: Changes = {"optimizer.ema": None, **fields("train", save_every=80, keep=10)}
+
+
+def mixed(*files: str, dropout: float = 0.2) -> Changes:
+    """Returns the changes for training on the references and corpora of the teachers, equally."""
+    corpora = [MULTI30K.name(MULTI30K.train), *(f"{TAUGHT}/{name}.tsv" for name in files)]
+    weighted = fields("data", train=corpora, weights=[1.0] * len(corpora))
+    return {**weighted, "model.dropout": dropout}
+
+
+STUDENTS: dict[str, Changes] = {
+    "references": {},
+    "best": mixed("best"),
+    "nearest": mixed("nearest"),
+    "nearest_dropout_0.1": mixed("nearest", dropout=0.1),
+    "nearest_mean_of_ten": {**mixed("nearest"), **LAST_TEN},
+    "nearest_and_back": mixed("nearest", "back"),
+}
 
 
 def teach(data: Data) -> None:
     """Trains the teachers and a model from German to English, and writes the corpora that they
     make of the training data."""
-    configs = replace(STUDIES["multi30k_seeds"], data=data).configs()
+    configs = replace(STUDIES["multi30k_teachers"], data=data).configs()
     trained = {path.name: configs[path.name] for path in TEACHERS}
     swapped = data._replace(pattern=",".join(reversed(data.pattern.split(","))))
     names = {"data.train": [swapped.name(data.train)], "data.dev": [swapped.name(data.dev)]}
@@ -199,6 +208,23 @@ def continues(run: Path, source: Path, *options: str) -> list[list[str]]:
     return [["train", f"--config={run}.py", f"--run={run}", f"--init-from={source}", *options]]
 
 
+# Lower-cased text, as that of Wu et al. 2021, with as many steps as an ablation
+
+LOWER_CASED = Data(f"{RUNS}/lower_cased", "{folder}/{part}.tsv")
+
+
+def lower_case(data: Data) -> None:
+    """Writes lower-cased copies of the corpora."""
+    for part in (data.train, data.dev, data.test):
+        lines = ([text.lower() for text in pair] for pair in data.corpus(part).pairs())
+        write_rows(Path(LOWER_CASED.name(part)), lines)
+
+
+def score_lower_cased(trained: Run, _: Data) -> Scored:
+    """Returns the scores of a run on the lower-cased corpora."""
+    return scores.translations(trained, LOWER_CASED)
+
+
 # Few pairs: the reverse model, trained on them, translates the German sides that are left out.
 
 FEW = (3_000, 10_000)
@@ -214,16 +240,13 @@ FEW_PAIRS["smaller_3000"] = {**FEW_PAIRS["recipe_3000"], "tokenizer.vocabulary":
 
 def write_few_pairs(data: Data) -> None:
     """Writes the few pairs, in both directions, and the German sides that are left out."""
-    FILES.mkdir(parents=True, exist_ok=True)
     pairs = list(data.corpus(data.train).pairs())
     random.Random(0).shuffle(pairs)
-    files = {"val.de-en.tsv": [pair[::-1] for pair in data.corpus(data.dev).pairs()]}
+    write_rows(FILES / "val.de-en.tsv", (pair[::-1] for pair in data.corpus(data.dev).pairs()))
     for count in FEW:
-        files[f"{count}.tsv"] = pairs[:count]
-        files[f"{count}.de-en.tsv"] = [pair[::-1] for pair in pairs[:count]]
-        files[f"{count}.rest.de"] = [pair[1:] for pair in pairs[count:]]
-    for name, rows in files.items():
-        write_whole(FILES / name, "".join("\t".join(row) + "\n" for row in rows))
+        write_rows(FILES / f"{count}.tsv", pairs[:count])
+        write_rows(FILES / f"{count}.de-en.tsv", (pair[::-1] for pair in pairs[:count]))
+        write_rows(FILES / f"{count}.rest.de", (pair[1:] for pair in pairs[count:]))
 
 
 def back_translation(count: int) -> list[list[str]]:
@@ -365,18 +388,30 @@ STUDIES = {
         about="Trains and evaluates on Multi30k from English to French",
         data=MULTI30K._replace(language="fr"),
     ),
-    "multi30k_seeds": Study(
-        "Trains three seeds of the recipe and of the one before",
+    "multi30k_teachers": Study(
+        "Trains the recipe with three seeds",
         MULTI30K,
-        with_seeds({"recipe": {}, "first": FIRST}, SEEDS),
+        {f"{seed}": {"train.seed": seed} for seed in SEEDS},
         keep_outputs=True,
-        summarize=compare_seeds,
+        summarize=over_seeds,
+    ),
+    "multi30k_seeds": Study(
+        "Trains a student of the ensemble of the teachers with three seeds",
+        MULTI30K._replace(blind=BLIND),
+        {f"{seed}": {**STUDENTS["nearest"], "train.seed": seed} for seed in SEEDS},
+        CONTINUED,
+        score=partial(scores.translations, searches=[SEARCH]),
+        keep_outputs=True,
+        prepare=teach,
+        before={
+            f"{seed}": continues(RUNS / f"multi30k_seeds/{seed}", TEACHERS[seed]) for seed in SEEDS
+        },
+        summarize=compare_with_teachers,
     ),
     "multi30k_published": Study(
         "Trains with the published settings",
         MULTI30K,
         {"published_0": PUBLISHED},
-        score=partial(scores.translations, average=True),
     ),
     "ablations": Study(
         "Changes one part of the recipe at a time",
@@ -384,6 +419,18 @@ STUDIES = {
         with_seeds(CHANGES, TWO_SEEDS),
         steps(4266),
         summarize=partial(compare_changes, [*CHANGES]),
+    ),
+    "multi30k_lower_cased": Study(
+        "Trains on lower-cased text",
+        MULTI30K,
+        with_seeds({"lower_cased": {}}, TWO_SEEDS),
+        {
+            **steps(4266),
+            "data.train": [LOWER_CASED.name(LOWER_CASED.train)],
+            "data.dev": [LOWER_CASED.name(LOWER_CASED.dev)],
+        },
+        score=score_lower_cased,
+        prepare=lower_case,
     ),
     "distillation": Study(
         "Trains students of the ensemble of the seeds",
@@ -429,7 +476,14 @@ STUDIES = {
         "Trains ten variants of attention on Multi30k",
         MULTI30K,
         KINDS,
-        {**FIRST, **steps(2000), "train.evaluate_every": 2000},
+        {
+            **TINY,
+            **steps(2000),
+            "train.evaluate_every": 2000,
+            "model.dropout": 0.2,
+            "data.batch_tokens": 2048,
+            "optimizer.learning_rate": 0.003,
+        },
         score=attention_kinds.score,
         summarize=compare_kinds,
         draw=attention_kinds.picture,

@@ -10,7 +10,7 @@ import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -111,6 +111,12 @@ def run_study(name: str, study: Study, only: Collection[str] = ()) -> None:
 def outputs_file(name: str, label: str, part: str) -> Path:
     """Returns the file of the translations of a set by a run."""
     return results.FOLDER / ".".join(filter(None, (name, label, part, "txt")))
+
+
+def write_rows(path: Path, rows: Iterable[Iterable[str]]) -> None:
+    """Writes a corpus, a pair a line. The lines of one side are rows of one text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, "".join("\t".join(row) + "\n" for row in rows))
 
 
 def _write(name: str, rows: Rows, summary: Mapping[str, Any] = {}) -> None:
