@@ -61,7 +61,9 @@ class _Formatter(string.Formatter):
         def child(value: Any, name: str) -> Any:
             return value[int(name) if isinstance(value, list) else name]
 
-        return reduce(child, field_name.split("/"), kwargs), field_name
+        first, *rest = field_name.split("/")
+        file = first.removesuffix(".json")
+        return reduce(child, rest, kwargs[first] if file == first else results.read(file)), first
 
     def format_field(self, value: Any, format_spec: str) -> str:
         """Formats also the least and the largest of a list, a median with its quartiles, and 0
@@ -131,7 +133,6 @@ def signals(cases: Sequence[Record]) -> str:
 
 
 ROWS: dict[str, Callable[[Record], Iterable[Record]]] = {
-    "multi30k_published": lambda contents: [{**contents, "recipe": results.read("multi30k_seeds")}],
     "gradient_noise": estimators,
     "attention": attention,
     "windows": windows,
