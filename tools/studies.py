@@ -36,7 +36,7 @@ from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.evaluation import compare
 from transformer_jax.parallel.program_cache import cache_programs
-from transformer_jax.runs.run import Run, exists
+from transformer_jax.runs.run import Run, exists, load
 from transformer_jax.text.files import read_lines
 
 MULTI30K = Data("../shared/data/multi30k", "{folder}/{part}.en.gz,{folder}/{part}.{language}.gz")
@@ -85,27 +85,12 @@ is cased, and the 10,000 BPE ids are SentencePiece's."""
 SCORES = ("bleu_lower_tokenized", "bleu_cased_13a", "chrf", "val_bleu", "minutes")
 
 
-def over_seeds(rows: Rows, _: Data) -> dict[str, Any]:
+def over_seeds(rows: Rows) -> dict[str, Any]:
     """Returns the mean and the standard deviation of each score over the seeds."""
     values = {name.removeprefix("bleu_"): [row[name] for row in rows.values()] for name in SCORES}
     means = {f"mean_{name}": statistics.mean(each) for name, each in values.items()}
     deviations = {f"deviation_{name}": statistics.stdev(each) for name, each in values.items()}
     return {"seeds": SEEDS, **means, **deviations}
-
-
-def compare_with_teachers(rows: Rows, data: Data) -> dict[str, Any]:
-    """Returns the statistics over the seeds, and the paired bootstrap of each student against its
-    teacher."""
-    _, references = data.sides(data.test)
-
-    def outputs(name: str, label: str) -> list[str]:
-        return list(read_lines(str(outputs_file(name, label, data.test))))
-
-    pairs = [
-        (outputs("multi30k_teachers", label), outputs("multi30k_seeds", label)) for label in rows
-    ]
-    bootstrap = [compare(teacher, student, references) for teacher, student in pairs]
-    return {**over_seeds(rows, data), "bootstrap": bootstrap}
 
 
 # Ablations
@@ -157,7 +142,7 @@ def best_loss(row: Mapping[str, Any]) -> float:
 # Distillation: each seed continues as a student of the ensemble of all, with less dropout, on two
 # or three times as many pairs.
 
-TEACHERS = [RUNS / "multi30k_teachers" / f"{seed}" for seed in SEEDS]
+TEACHERS = [RUNS / "teachers" / f"{seed}" for seed in SEEDS]
 TAUGHT = RUNS / "distillation"
 BLIND = ("test_2017_flickr", "test_2017_mscoco", "test_2018_flickr")
 SEARCH = DecodeConfig(beam=5, penalty="power", alpha=1.2)
@@ -186,13 +171,12 @@ STUDENTS: dict[str, Changes] = {
 def teach(data: Data) -> None:
     """Trains the teachers and a model from German to English, and writes the corpora that they
     make of the training data."""
-    configs = replace(STUDIES["multi30k_teachers"], data=data).configs()
-    trained = {path.name: configs[path.name] for path in TEACHERS}
     swapped = data._replace(pattern=",".join(reversed(data.pattern.split(","))))
-    names = {"data.train": [swapped.name(data.train)], "data.dev": [swapped.name(data.dev)]}
-    trained["reverse"] = changed(configs[TEACHERS[0].name], names)
+    recipe, reverse = (replace(ON_MULTI30K, data=each).configs()[""] for each in (data, swapped))
+    configs = {f"{seed}": changed(recipe, {"train.seed": seed}) for seed in SEEDS}
+    configs["reverse"] = changed(reverse, steps(6400))  # good enough for sources
     folder = TEACHERS[0].parent
-    list(train_each(trained, folder))
+    list(train_each(configs, folder))
     distillation.write_corpora(TEACHERS, folder / "reverse", data, TAUGHT)
 
 
@@ -201,6 +185,20 @@ def compare_students(rows: Rows, data: Data) -> dict[str, Any]:
     that continue on the references alone."""
     ensemble, _ = scores.translate(TEACHERS, data)
     return {"ensemble": ensemble, **compare_changes([*STUDENTS], rows, data)}
+
+
+def compare_with_teachers(rows: Rows, data: Data) -> dict[str, Any]:
+    """Returns the statistics over the seeds, also of the teachers, and the paired bootstrap of each
+    student against its teacher."""
+    _, references = data.sides(data.test)
+    teachers, bootstrap = {}, []
+    for path in TEACHERS:
+        trained, tested = load(path), data._replace(blind=())
+        teachers[path.name], outputs = scores.translations(trained, tested, searches=[SEARCH])
+        student = outputs_file("multi30k_seeds", path.name, data.test)
+        bootstrap.append(compare(outputs[data.test], [*read_lines(f"{student}")], references))
+    taught = {**over_seeds(teachers), "rows": teachers}
+    return {**over_seeds(rows), "teachers": taught, "bootstrap": bootstrap}
 
 
 def continues(run: Path, source: Path, *options: str) -> list[list[str]]:
@@ -387,13 +385,6 @@ STUDIES = {
         ON_MULTI30K,
         about="Trains and evaluates on Multi30k from English to French",
         data=MULTI30K._replace(language="fr"),
-    ),
-    "multi30k_teachers": Study(
-        "Trains the recipe with three seeds",
-        MULTI30K,
-        {f"{seed}": {"train.seed": seed} for seed in SEEDS},
-        keep_outputs=True,
-        summarize=over_seeds,
     ),
     "multi30k_seeds": Study(
         "Trains a student of the ensemble of the teachers with three seeds",
