@@ -174,9 +174,8 @@ def teach(data: Data) -> None:
     swapped = data._replace(pattern=",".join(reversed(data.pattern.split(","))))
     recipe, reverse = (replace(ON_MULTI30K, data=each).configs()[""] for each in (data, swapped))
     configs = {f"{seed}": changed(recipe, {"train.seed": seed}) for seed in SEEDS}
-    configs["reverse"] = changed(reverse, steps(6400))  # good enough for sources
     folder = TEACHERS[0].parent
-    list(train_each(configs, folder))
+    list(train_each({**configs, "reverse": reverse}, folder))
     distillation.write_corpora(TEACHERS, folder / "reverse", data, TAUGHT)
 
 
