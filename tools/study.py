@@ -114,9 +114,13 @@ def outputs_file(name: str, label: str, part: str) -> Path:
 
 
 def write_rows(path: Path, rows: Iterable[Iterable[str]]) -> None:
-    """Writes a corpus, a pair a line. The lines of one side are rows of one text."""
+    """Writes a corpus, a pair a line. The lines of one side are rows of one text.
+
+    A tab within a text, as in line 7,366 of Multi30k's training data, is written as a space.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, "".join("\t".join(row) + "\n" for row in rows))
+    lines = ("\t".join(text.replace("\t", " ") for text in row) for row in rows)
+    write_whole(path, "".join(f"{line}\n" for line in lines))
 
 
 def _write(name: str, rows: Rows, summary: Mapping[str, Any] = {}) -> None:
