@@ -165,6 +165,11 @@ STUDENTS: dict[str, Changes] = {
     "nearest_dropout_0.1": mixed("nearest", dropout=0.1),
     "nearest_mean_of_ten": {**mixed("nearest"), **LAST_TEN},
     "nearest_and_back": mixed("nearest", "back"),
+    "nearest_and_back_longer": {
+        **mixed("nearest", "back"),
+        **steps(6400),
+        "optimizer.learning_rate": 0.005,
+    },
 }
 
 
