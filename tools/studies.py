@@ -56,6 +56,10 @@ def steps(count: int) -> Changes:
     return {"train.steps": count, "optimizer.decay_steps": count}
 
 
+SIXTH = steps(2133)
+"""A sixth of the recipe's steps of Multi30k."""
+
+
 def with_seeds(rows: Mapping[str, Changes], seeds: Sequence[int]) -> dict[str, Changes]:
     """Returns each row with each seed, as LABEL_SEED."""
     labels = itertools.product(seeds, rows)
@@ -147,7 +151,7 @@ TAUGHT = RUNS / "distillation"
 BLIND = ("test_2017_flickr", "test_2017_mscoco", "test_2018_flickr")
 SEARCH = DecodeConfig(beam=5, penalty="power", alpha=1.2)
 """The search with the highest mean score of all students on the development set."""
-CONTINUED: Changes = {**steps(2133), **fields("optimizer", learning_rate=0.0025, warmup=100)}
+CONTINUED: Changes = {**SIXTH, **fields("optimizer", learning_rate=0.0025, warmup=100)}
 LAST_TEN: Changes = {"optimizer.ema": None, **fields("train", save_every=80, keep=10)}
 
 
@@ -231,7 +235,6 @@ def score_lower_cased(trained: Run, _: Data) -> Scored:
 
 FEW = (3_000, 10_000)
 FILES = RUNS / "small"
-SIXTH = 2133
 FEW_PAIRS: dict[str, Changes] = {"recipe_29000": {}}
 for _count in FEW:
     _files = [f"{FILES}/{_count}.tsv", f"{FILES}/{_count}.back.tsv"]
@@ -255,7 +258,7 @@ def back_translation(count: int) -> list[list[str]]:
     """Returns the commands that train the reverse run, and translate what is left out of it."""
     few, run = FILES / str(count), f"--run={RUNS}/small_data/reverse_{count}"
     names = {"data.train": f"{few}.de-en.tsv", "data.dev": f"{FILES}/val.de-en.tsv"}
-    options = [f"--config.{name}={value}" for name, value in {**steps(SIXTH), **names}.items()]
+    options = [f"--config.{name}={value}" for name, value in {**SIXTH, **names}.items()]
     files = [f"--text={few}.rest.de", f"--pairs={few}.tsv", f"--output={few}.back.tsv"]
     train = ["train", "--config=configs/multi30k_en_de.py", run, *options]
     return [train, ["back-translate", run, *files]]
@@ -412,7 +415,7 @@ STUDIES = {
         "Changes one part of the recipe at a time",
         MULTI30K,
         with_seeds(CHANGES, TWO_SEEDS),
-        steps(4266),
+        SIXTH,
         summarize=partial(compare_changes, [*CHANGES]),
     ),
     "multi30k_lower_cased": Study(
@@ -420,7 +423,7 @@ STUDIES = {
         MULTI30K,
         with_seeds({"lower_cased": {}}, TWO_SEEDS),
         {
-            **steps(4266),
+            **SIXTH,
             "data.train": [LOWER_CASED.name(LOWER_CASED.train)],
             "data.dev": [LOWER_CASED.name(LOWER_CASED.dev)],
         },
@@ -444,7 +447,7 @@ STUDIES = {
         "Trains on few pairs, and with back-translation",
         MULTI30K,
         FEW_PAIRS,
-        steps(SIXTH),
+        SIXTH,
         prepare=write_few_pairs,
         before={f"back_{count}": back_translation(count) for count in FEW},
     ),
