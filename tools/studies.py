@@ -19,7 +19,7 @@ import tyro
 from matplotlib.figure import Figure
 
 from tools import adaptation, attention_kinds, distillation, scores
-from tools.scores import Data, Scored
+from tools.scores import Data
 from tools.study import (
     RUNS,
     Changes,
@@ -36,7 +36,7 @@ from transformer_jax.allocator import restart_with_allocator
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.evaluation import compare
 from transformer_jax.parallel.program_cache import cache_programs
-from transformer_jax.runs.run import Run, exists, load
+from transformer_jax.runs.run import exists, load
 from transformer_jax.text.files import read_lines
 
 MULTI30K = Data("../shared/data/multi30k", "{folder}/{part}.en.gz,{folder}/{part}.{language}.gz")
@@ -102,8 +102,12 @@ def over_seeds(rows: Rows) -> dict[str, Any]:
 TWO_SEEDS = (0, 1)
 CHANGES: dict[str, Changes] = {
     "recipe": {},
+    # R-Drop computes each pair twice: it has half of the pairs.
+    "r_drop": {"optimizer.r_drop": 3.0, "data.batch_tokens": 2048},
+    "bpe_dropout": {"tokenizer.sampling": 0.1},
     "adam": {"optimizer.kind": "adam"},
     "attention_of_the_paper": {"model.positions": "sinusoidal", "model.kv_heads": None},
+    "no_averaging": {"optimizer.ema": None},
     "shallow_decoder": {"model.decoder_layers": 1},
 }
 
@@ -152,22 +156,18 @@ BLIND = ("test_2017_flickr", "test_2017_mscoco", "test_2018_flickr")
 SEARCH = DecodeConfig(beam=5, penalty="power", alpha=1.2)
 """The search with the highest mean score of all students on the development set."""
 CONTINUED: Changes = {**SIXTH, **fields("optimizer", learning_rate=0.0025, warmup=100)}
-LAST_TEN: Changes = {"optimizer.ema": None, **fields("train", save_every=80, keep=10)}
 
 
-def mixed(*files: str, dropout: float = 0.2) -> Changes:
+def mixed(*files: str) -> Changes:
     """Returns the changes for training on the references and corpora of the teachers, equally."""
     corpora = [MULTI30K.name(MULTI30K.train), *(f"{TAUGHT}/{name}.tsv" for name in files)]
     weighted = fields("data", train=corpora, weights=[1.0] * len(corpora))
-    return {**weighted, "model.dropout": dropout}
+    return {**weighted, "model.dropout": 0.2}
 
 
 STUDENTS: dict[str, Changes] = {
     "references": {},
-    "best": mixed("best"),
     "nearest": mixed("nearest"),
-    "nearest_dropout_0.1": mixed("nearest", dropout=0.1),
-    "nearest_mean_of_ten": {**mixed("nearest"), **LAST_TEN},
     "nearest_and_back": mixed("nearest", "back"),
     "nearest_and_back_longer": {
         **mixed("nearest", "back"),
@@ -189,10 +189,13 @@ def teach(data: Data) -> None:
 
 
 def compare_students(rows: Rows, data: Data) -> dict[str, Any]:
-    """Returns the scores of the ensemble of the teachers, and how the students differ from those
-    that continue on the references alone."""
+    """Returns the scores of the ensemble of the teachers, how the students differ from those that
+    continue on the references alone, and the mean score of all with each length penalty."""
     ensemble, _ = scores.translate(TEACHERS, data)
-    return {"ensemble": ensemble, **compare_changes([*STUDENTS], rows, data)}
+    by_alpha = [row["val_bleu_by_alpha"] for row in rows.values()]
+    means = {alpha: statistics.mean(each[alpha] for each in by_alpha) for alpha in by_alpha[0]}
+    students = compare_changes([*STUDENTS], rows, data)
+    return {"ensemble": ensemble, "mean_val_bleu_by_alpha": means, **students}
 
 
 def compare_with_teachers(rows: Rows, data: Data) -> dict[str, Any]:
@@ -212,23 +215,6 @@ def compare_with_teachers(rows: Rows, data: Data) -> dict[str, Any]:
 def continues(run: Path, source: Path, *options: str) -> list[list[str]]:
     """Returns the command that begins a run with the parameters of another one."""
     return [["train", f"--config={run}.py", f"--run={run}", f"--init-from={source}", *options]]
-
-
-# Lower-cased text, as that of Wu et al. 2021, with as many steps as an ablation
-
-LOWER_CASED = Data(f"{RUNS}/lower_cased", "{folder}/{part}.tsv")
-
-
-def lower_case(data: Data) -> None:
-    """Writes lower-cased copies of the corpora."""
-    for part in (data.train, data.dev, data.test):
-        lines = ([text.lower() for text in pair] for pair in data.corpus(part).pairs())
-        write_rows(Path(LOWER_CASED.name(part)), lines)
-
-
-def score_lower_cased(trained: Run, _: Data) -> Scored:
-    """Returns the scores of a run on the lower-cased corpora."""
-    return scores.translations(trained, LOWER_CASED)
 
 
 # Few pairs: the reverse model, trained on them, translates the German sides that are left out.
@@ -396,7 +382,7 @@ STUDIES = {
     "multi30k_seeds": Study(
         "Trains a student of the ensemble of the teachers with three seeds",
         MULTI30K._replace(blind=BLIND),
-        {f"{seed}": {**STUDENTS["nearest"], "train.seed": seed} for seed in SEEDS},
+        {f"{seed}": {**STUDENTS["nearest_and_back_longer"], "train.seed": seed} for seed in SEEDS},
         CONTINUED,
         score=partial(scores.translations, searches=[SEARCH]),
         keep_outputs=True,
@@ -415,20 +401,8 @@ STUDIES = {
         "Changes one part of the recipe at a time",
         MULTI30K,
         with_seeds(CHANGES, TWO_SEEDS),
-        SIXTH,
+        steps(4266),
         summarize=partial(compare_changes, [*CHANGES]),
-    ),
-    "multi30k_lower_cased": Study(
-        "Trains on lower-cased text",
-        MULTI30K,
-        with_seeds({"lower_cased": {}}, TWO_SEEDS),
-        {
-            **SIXTH,
-            "data.train": [LOWER_CASED.name(LOWER_CASED.train)],
-            "data.dev": [LOWER_CASED.name(LOWER_CASED.dev)],
-        },
-        score=score_lower_cased,
-        prepare=lower_case,
     ),
     "distillation": Study(
         "Trains students of the ensemble of the seeds",
