@@ -18,6 +18,7 @@ from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding import exported, strategies, translator
 from transformer_jax.decoding.strategies import Lines, Phases
 from transformer_jax.decoding.translator import Translator
+from transformer_jax.models.quantization import quantize
 from transformer_jax.parallel.mesh import make_mesh
 from transformer_jax.runs.run import Run
 
@@ -124,6 +125,7 @@ def test_a_file_with_another_digest_is_not_read(tmp_path: Path) -> None:
         ({"positions": "rotary", "kv_heads": 1}, {"beam": 1}, {"prefix": (2, 2)}),
         ({}, {"beam": 4, "n_best": 2}, {"phrases": (2, 1, 2)}),
         ({"labels": 2, "tied": "none"}, {"beam": 1}, {}),
+        ({"weights": "int8"}, {"beam": 2}, {}),
     ],
 )
 def test_the_state_of_every_search_can_be_kept(
@@ -131,6 +133,7 @@ def test_the_state_of_every_search_can_be_kept(
 ) -> None:
     """Without this, a search is traced each time: its types must be known to JAX."""
     built, params = build(tiny(**model))
+    params = quantize(params) if "weights" in model else params
     phases = strategies.make_phases([built], DecodeConfig(**decode))
     arrays = {name: np.ones(shape, np.int32) for name, shape in lines.items()}
     batch = Lines(np.ones((2, 4), np.int32), **arrays)

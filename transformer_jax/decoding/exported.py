@@ -22,12 +22,13 @@ from transformer_jax.decoding.beam import Beam, Met
 from transformer_jax.decoding.processors import Sentences
 from transformer_jax.decoding.search import Chosen, Hypotheses, Progress
 from transformer_jax.decoding.strategies import Lines
+from transformer_jax.models.quantization import Quantized
 from transformer_jax.parallel.compile import compile_function
 from transformer_jax.parallel.program_cache import SEARCH
 from transformer_jax.types import DecodeState, LayerState
 
 _SEARCH = (Beam, Chosen, Hypotheses, Lines, Met, Progress, Sentences)
-for _kind in (*_SEARCH, DecodeState, KVCache, LayerState):
+for _kind in (*_SEARCH, DecodeState, KVCache, LayerState, Quantized):
     export.register_namedtuple_serialization(
         _kind, serialized_name=f"transformer_jax.{_kind.__name__}"
     )

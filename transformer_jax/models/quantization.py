@@ -1,18 +1,14 @@
 """Parameters as 8-bit integers, with a scale for each output channel."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from transformer_jax.models.parameter_paths import input_dimensions, map_with_paths
 from transformer_jax.types import HostOrDeviceArray, Params, map_nodes
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Quantized:
+class Quantized(NamedTuple):
     """An array that is `values` times `scales`."""
 
     values: HostOrDeviceArray  # int8, at most 127 in size
