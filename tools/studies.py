@@ -166,7 +166,6 @@ def mixed(*files: str) -> Changes:
 
 
 STUDENTS: dict[str, Changes] = {
-    "references": {},
     "nearest": mixed("nearest"),
     "nearest_and_back": mixed("nearest", "back"),
     "nearest_and_back_longer": {
@@ -189,8 +188,8 @@ def teach(data: Data) -> None:
 
 
 def compare_students(rows: Rows, data: Data) -> dict[str, Any]:
-    """Returns the scores of the ensemble of the teachers, how the students differ from those that
-    continue on the references alone, and the mean score of all with each length penalty."""
+    """Returns the scores of the ensemble of the teachers, how the students differ from the
+    first ones, and the mean score of all with each length penalty."""
     ensemble, _ = scores.translate(TEACHERS, data)
     by_alpha = [row["val_bleu_by_alpha"] for row in rows.values()]
     means = {alpha: statistics.mean(each[alpha] for each in by_alpha) for alpha in by_alpha[0]}
