@@ -450,7 +450,7 @@ STUDIES = {
         {
             **TINY,
             **steps(2000),
-            "train.evaluate_every": 2000,
+            **fields("train", evaluate_every=2000, save_every=250),
             "model.dropout": 0.2,
             "data.batch_tokens": 2048,
             "optimizer.learning_rate": 0.003,
