@@ -33,7 +33,7 @@ help:
 	@echo "Study: train runs and score them, results/NAME.json. DATA=DIR names the folder of the corpora"
 	@echo "  make multi30k           the recipe of Multi30k (two to three hours), NAME=multi30k_en_de"
 	@echo "  make study NAME=...     multi30k_en_de, multi30k_en_fr, libreoffice_en_de: one run, or ONLY=\"RUN RUN\" of"
-	@echo "                          multi30k_seeds (8 hours), multi30k_published (2.5 hours), ablations (10 hours),"
+	@echo "                          multi30k_seeds (13 hours), multi30k_published (2.5 hours), ablations (10 hours),"
 	@echo "                          distillation (3 hours after multi30k_seeds),"
 	@echo "                          small_data (5 hours), attention_kinds (90 minutes), adaptation (1 hour),"
 	@echo "                          recipes (5 minutes)"

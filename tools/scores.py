@@ -62,13 +62,14 @@ class Data(NamedTuple):
         return {part: [*read_lines(f"{self.folder}/blind/{part}.en.gz")] for part in self.blind}
 
 
-def translations(trained: Run, data: Data, searches: Sequence[DecodeConfig] = SEARCHES) -> Scored:
+def translations(
+    trained: Run, data: Data, searches: Sequence[DecodeConfig] = SEARCHES, average: bool = False
+) -> Scored:
     """Returns the scores of a run, as `translate` does, and what its training took.
 
-    A run without a moving average translates with the mean of its newest checkpoints, in place of
-    the best one.
+    average: the mean of the newest checkpoints translates in place of the best one.
     """
-    translating = trained if trained.config.optimizer.ema else averaged(trained)
+    translating = averaged(trained) if average else trained
     values, outputs = translate([translating.folder], data, searches)
     return values | training(trained), outputs
 

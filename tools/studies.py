@@ -395,6 +395,7 @@ STUDIES = {
         "Trains with the published settings",
         MULTI30K,
         {"published_0": PUBLISHED},
+        score=partial(scores.translations, average=True),
     ),
     "ablations": Study(
         "Changes one part of the recipe at a time",
